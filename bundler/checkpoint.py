@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bundler.errors import SourceError
 
@@ -20,11 +21,12 @@ SINGLE = "model.safetensors"
 MAX_SHARD_BYTES = 5_000_000_000
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
-    "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8,
+    "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F8_E8M0": 1,
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors library itself sets
 _LFS_MARK = b"version https://git-lfs.github.com/spec/"
-_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+"""Suffixes of files that run code when they are opened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +68,10 @@ def parse_header(head: bytes, file: str, file_bytes: int) -> tuple[dict[str, Ten
         raise SourceError(f"{file} is truncated or no safetensors file: header of {length} bytes in {file_bytes}")
     try:
         header = json.loads(head[8 : 8 + length])
-        metadata = header.pop("__metadata__", {})
+        metadata = dict(header.pop("__metadata__", {}))
         tensors = {
             name: Tensor(
-                shape=Shape(dtype=entry["dtype"], dims=tuple(entry["shape"])),
+                shape=Shape(dtype=entry["dtype"], dims=_dims(entry["shape"])),
                 file=file,
                 start=8 + length + entry["data_offsets"][0],
                 end=8 + length + entry["data_offsets"][1],
@@ -81,11 +83,17 @@ def parse_header(head: bytes, file: str, file_bytes: int) -> tuple[dict[str, Ten
             if tensor.start != expected or tensor.end - tensor.start != tensor.shape.nbytes:
                 raise SourceError(f"{file}: the data range of {name} does not fit its shape or its neighbours")
             expected = tensor.end
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as exc:
         raise SourceError(f"{file} has no readable safetensors header: {exc}") from exc
     if expected != file_bytes:
         raise SourceError(f"{file} is {file_bytes} bytes, its header describes {expected}: truncated?")
     return tensors, metadata
+
+
+def _dims(shape: list[int]) -> tuple[int, ...]:
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"{shape} is no shape")
+    return tuple(shape)
 
 
 def load_header(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -114,7 +122,7 @@ def weight_files(names: Iterable[str], index: Mapping[str, object] | None) -> li
         return files
     if SINGLE in present:
         return [SINGLE]
-    pickles = sorted(name for name in present if Path(name).suffix in _PICKLES)
+    pickles = sorted(name for name in present if Path(name).suffix in PICKLES)
     if pickles:
         raise SourceError(
             f"only pickled weights here ({pickles[0]}); pickles run code when opened and are never read",
@@ -123,18 +131,33 @@ def weight_files(names: Iterable[str], index: Mapping[str, object] | None) -> li
     raise SourceError(f"neither {SINGLE} nor {INDEX} is here")
 
 
-def load_index(folder: Path) -> dict[str, object] | None:
-    """model.safetensors.index.json as it stands, or None where there is none."""
-    path = folder / INDEX
-    if not path.exists():
-        return None
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is what git leaves in place of a large file that was not downloaded."""
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as exc:
-        raise SourceError(f"{path} is no readable JSON: {exc}") from exc
-    if not isinstance(index, dict):
-        raise SourceError(f"{path} is no JSON object")
-    return index
+        with path.open("rb") as file:
+            return file.read(len(_LFS_MARK)) == _LFS_MARK
+    except OSError:
+        return False
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; SourceError if it is anything else."""
+    if is_lfs_pointer(path):
+        raise SourceError(f"{path.name} is a Git LFS pointer, not the file", hint="download the real file")
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as exc:
+        raise SourceError(f"cannot read {path}: {exc.strerror}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise SourceError(f"{path.name} is no readable JSON: {exc}") from exc
+    if not isinstance(document, dict):
+        raise SourceError(f"{path.name} is no JSON object")
+    return document
+
+
+def load_index(folder: Path) -> dict[str, Any] | None:
+    """model.safetensors.index.json as it stands, or None where there is none."""
+    return load_json(folder / INDEX) if (folder / INDEX).exists() else None
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from bundler.checkpoint import Shape
+from bundler.checkpoint import Shape, Tensor
 from bundler.errors import CompatibilityError
 
 BODY_MODEL_TYPES = ("gemma4", "gemma4_unified")
@@ -22,6 +22,7 @@ GROUP_SIZE = 16
 LAYER = re.compile(r"model\.language_model\.layers\.(\d+)\.")
 _LINEAR = re.compile(r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 _EXPERTS = re.compile(r"(model\.language_model\.layers\.\d+\.experts)\.(gate_up_proj|down_proj)")
+EXPERT = re.compile(r"(model\.language_model\.layers\.\d+\.experts)\.\d+\.(gate|up|down)_proj")
 _SHARED_KV = re.compile(r"model\.language_model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.weight")
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -75,7 +76,7 @@ def make_ignore(kind: Kind, extra: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def is_ignored(module: str, ignore: Iterable[str]) -> bool:
-    """Whether a module name is on an ignore list, matched as compressed-tensors does: exact, or `re:` from the start."""
+    """Whether a module is on an ignore list, matched as compressed-tensors does: exact, or `re:` from the start."""
     return any(
         re.match(pattern[3:], module) is not None if pattern.startswith("re:") else module == pattern
         for pattern in ignore
@@ -158,21 +159,41 @@ def fused_groups(modules: Iterable[str]) -> list[tuple[str, ...]]:
     return [group for group in groups if len(group) > 1]
 
 
+def group_name(modules: Sequence[str]) -> str:
+    """One name for modules that belong together: `…self_attn.{q,k,v}_proj`, or the experts of a layer."""
+    parents = {module.rpartition(".")[0] for module in modules}
+    if len(parents) > 1 and (match := EXPERT.fullmatch(modules[0])) is not None:
+        return match[1]
+    leaves = ",".join(module.rpartition(".")[2].removesuffix("_proj") for module in modules)
+    return f"{parents.pop()}.{{{leaves}}}_proj"
+
+
 def to_published_schema(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """config.json in the schema that Google publishes, and whether it had to be converted back to it.
 
     transformers >= 5.15 re-saves `global_head_dim` and `num_global_key_value_heads` as `per_layer_config`, which
-    transformers <= 5.14 and vLLM before 0.29 cannot read, not even beside the old keys (vLLM #51744, #52768).
+    transformers <= 5.14 and vLLM before 0.29 cannot read, not even beside the old keys (vLLM #51744, #52768); and it
+    writes the vision tower's rope_type "default" as "axial", which transformers <= 5.16.1 refuses.
+    CompatibilityError if the layers differ in a way that the published schema has no words for.
     """
     result = copy.deepcopy(dict(config))
     converted = False
     for section in (result, result.get("text_config")):
         per_layer = section.pop("per_layer_config", None) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or not per_layer:
+        if not isinstance(section, dict) or per_layer is None:
             continue
-        full = next(iter(per_layer.values()))
-        section["global_head_dim"] = full.get("head_dim", section.get("head_dim"))
-        section["num_global_key_value_heads"] = full.get("num_key_value_heads")
+        types = enumerate(section.get("layer_types", ()))
+        full = {str(index) for index, layer_type in types if layer_type == "full_attention"}
+        values: Mapping[str, Any] = next(iter(per_layer.values()), {})
+        if per_layer and (per_layer.keys() != full or any(other != values for other in per_layer.values())):
+            raise CompatibilityError("per_layer_config does not say one thing about all full_attention layers")
+        section["global_head_dim"] = values.get("head_dim", section.get("head_dim"))
+        section["num_global_key_value_heads"] = values.get("num_key_value_heads")
+        converted = True
+    vision = result.get("vision_config")
+    rope = vision.get("rope_parameters") if isinstance(vision, dict) else None
+    if isinstance(rope, dict) and rope.get("rope_type") == "axial":
+        rope["rope_type"] = "default"
         converted = True
     return result, converted
 
@@ -191,3 +212,14 @@ def kv_geometry(text_config: Mapping[str, Any], layer_type: str) -> tuple[int, i
         if text_config.get("attention_k_eq_v"):
             heads = int(text_config.get("num_global_key_value_heads") or heads)
     return heads, head_dim
+
+
+def source_offset(name: str, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    """(source file, byte offset) of an output tensor that is copied: a source tensor, or one expert's part of one."""
+    if name in tensors:
+        return tensors[name].file, tensors[name].start
+    parent, expert, projection = name.removesuffix(".weight").rsplit(".", 2)
+    fused = tensors[f"{parent}.{'down_proj' if projection == 'down_proj' else 'gate_up_proj'}"]
+    expert_bytes = fused.shape.nbytes // fused.shape.dims[0]
+    half = expert_bytes // 2 if projection == "up_proj" else 0
+    return fused.file, fused.start + int(expert) * expert_bytes + half

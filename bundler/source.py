@@ -31,7 +31,8 @@ class Source:
     folder: Path
     """A local folder that holds at least config.json, the card and the other small files."""
     files: tuple[SourceFile, ...]
-    """Every file of the source, sorted by path, whether it is in `folder` yet or not."""
+    """Every file that belongs to the checkpoint (shards, configs, tokenizer, templates, card, licence; never code or
+    pickles), sorted by path, whether it is in `folder` yet or not."""
     config: Mapping[str, Any]
     card: Mapping[str, Any]
     """Front matter of README.md; empty where there is none."""

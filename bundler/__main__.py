@@ -1,0 +1,5 @@
+"""`python -m bundler` is `bundle`."""
+
+from bundler.cli import main
+
+main()

@@ -1,0 +1,361 @@
+"""Measure the tiny family on held-out text and write RESULTS.md: what each body and each drafter is worth.
+
+Everything runs in float32 on the CPU. NVFP4 bodies are baked by bundler itself and evaluated as W4A4: the weights are
+unpacked, and every input of a packed Linear is rounded to the same format, as compressed-tensors' forward does.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from corpus import LANGUAGES, Document, make_conversations, make_documents
+from torch import nn
+from train_tiny import STEPS, answer, decoder_linears, encode
+
+SEED = 77
+_RECIPE = """edition = 1
+name = "{name}"
+[body]
+model = "{body}"
+[calibration]
+dataset = "calibration.jsonl"
+num_samples = {samples}
+max_seq_length = 256
+[drafter]
+model = "drafter"
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speech:
+    """How well a body speaks one language."""
+
+    perplexity: float
+    """Per token of held-out documents, questions included."""
+    reply_perplexity: float
+    """Per token that the model itself writes."""
+    right: float
+    """Share of held-out questions answered word for word."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Drafting:
+    """What became of a drafter's tokens, in all rounds."""
+
+    rounds: int = 0
+    drafted: list[int] = field(default_factory=lambda: [0] * STEPS)
+    accepted: list[int] = field(default_factory=lambda: [0] * STEPS)
+
+    @property
+    def rate(self) -> float:
+        """Accepted of all drafted tokens."""
+        return sum(self.accepted) / max(1, sum(self.drafted))
+
+    @property
+    def length(self) -> float:
+        """Mean tokens a round yields: the accepted ones and the body's own."""
+        return 1 + sum(self.accepted) / max(1, self.rounds)
+
+    @property
+    def by_position(self) -> list[float]:
+        """Share of rounds in which the first, second, … draft was accepted."""
+        return [count / max(1, self.rounds) for count in self.accepted]
+
+
+def bake(out: Path, body: str, samples: int) -> Path:
+    """OUT/body as an NVFP4 bundle, baked by bundler from a recipe; returns its folder."""
+    from bundler import recipe
+    from bundler.build import build
+
+    path = out / f"{body}.toml"
+    path.write_text(_RECIPE.format(name=f"{body}-nvfp4", body=body, samples=samples), encoding="utf-8")
+    shutil.rmtree(out / f"{body}-nvfp4", ignore_errors=True)
+    return build(recipe.load(path), out).folder
+
+
+def load_body(folder: Path) -> Any:
+    """A body in float32; a packed one as W4A4."""
+    from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
+
+    packed = (folder / "bundle.json").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers says that the file's own quantization_config is the one used
+        options = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if packed else {}
+        body = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16, **options).float().eval()
+    rounded = [rounds_inputs(linear) for linear in decoder_linears(body)]
+    if any(rounded) != packed or all(rounded) != packed:
+        raise RuntimeError(f"{folder}: {sum(rounded)} of {len(rounded)} Linears round their inputs")
+    return body
+
+
+@torch.no_grad()
+def rounds_inputs(linear: nn.Linear) -> bool:
+    """Whether a Linear quantizes what it is given before it multiplies."""
+    inputs = torch.linspace(-1, 1, 2 * linear.in_features).view(2, -1)
+    return not torch.equal(linear(inputs), nn.functional.linear(inputs, linear.weight))
+
+
+@torch.no_grad()
+def score(body: Any, encoded: Sequence[Any]) -> list[torch.Tensor]:
+    """Log-probabilities of every next token, [tokens - 1, vocabulary] for each document."""
+    return [
+        body(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        for ids, _ in encoded
+    ]
+
+
+def measure_speech(body: Any, tokenizer: Any, documents: Sequence[Document], questions: Sequence[Document]) -> Speech:
+    """Perplexity on documents and right answers to questions."""
+    losses, replies = [], []
+    encoded = encode(tokenizer, documents)
+    for (ids, written), scores in zip(encoded, score(body, encoded), strict=True):
+        loss = -scores.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        losses.append(loss)
+        replies.append(loss[torch.tensor(written[1:])])
+    asked = [document for document in questions if document.has_one_answer]
+    prompts = [prompt for prompt, _ in make_prompts(tokenizer, asked)]
+    said = answer(body, tokenizer, prompts, max_new_tokens=64)
+    right = sum(
+        tokenizer.decode(tokens, skip_special_tokens=True).strip() == document.turns[-1]
+        for tokens, document in zip(said, asked, strict=True)
+    )
+    return Speech(
+        perplexity=math.exp(torch.cat(losses).mean()),
+        reply_perplexity=math.exp(torch.cat(replies).mean()),
+        right=right / max(1, len(asked)),
+    )
+
+
+def compare(source: Any, packed: Any, tokenizer: Any, documents: Sequence[Document]) -> tuple[float, float]:
+    """Mean KL divergence (nats) from source to packed, and how often their likeliest tokens agree, per token."""
+    encoded = encode(tokenizer, documents)
+    divergence, agreement = [], []
+    for p, q in zip(score(source, encoded), score(packed, encoded), strict=True):
+        divergence.append((p.exp() * (p - q)).sum(-1))
+        agreement.append((p.argmax(-1) == q.argmax(-1)).float())
+    return torch.cat(divergence).mean().item(), torch.cat(agreement).mean().item()
+
+
+def make_prompts(tokenizer: Any, questions: Sequence[Document]) -> list[tuple[list[int], Document]]:
+    """The token ids of each question up to where the model begins to write."""
+    return [
+        (ids[: written.index(True)], question)
+        for question, (ids, written) in zip(questions, encode(tokenizer, questions), strict=True)
+    ]
+
+
+def measure_drafting(
+    body: Any, drafter: Any, tokenizer: Any, questions: Sequence[Document], max_new_tokens: int
+) -> Drafting:
+    """transformers' assisted generation, greedy: each round's drafts against the text that came out.
+
+    The text must be the one that the body writes alone.
+    """
+    stops = [1, tokenizer.convert_tokens_to_ids("<turn|>")]
+    drafter.generation_config.num_assistant_tokens = STEPS
+    drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    found = Drafting()
+    for prompt, _ in make_prompts(tokenizer, questions):
+        options = {
+            **{"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.long)},
+            **{"do_sample": False, "max_new_tokens": max_new_tokens, "eos_token_id": stops, "pad_token_id": 0},
+        }
+        with _watch_rounds() as rounds:
+            text = body.generate(**options, assistant_model=drafter)[0].tolist()
+        if text != body.generate(**options)[0].tolist():
+            raise RuntimeError("the drafter changed the text")
+        for known, drafts in rounds:
+            found.rounds += 1
+            same = True
+            for i, token in enumerate(drafts):
+                same = same and text[known + i : known + i + 1] == [token]
+                found.drafted[i] += 1
+                found.accepted[i] += same
+    return found
+
+
+@contextmanager
+def _watch_rounds() -> Iterator[list[tuple[int, list[int]]]]:
+    """Note every round of drafting: how many tokens were known, and what was drafted."""
+    from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator as Generator
+
+    rounds: list[tuple[int, list[int]]] = []
+    get_candidates = Generator.get_candidates
+
+    def watched(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        candidates, logits = get_candidates(self, input_ids, *args, **kwargs)
+        known = input_ids.shape[1]
+        if candidates.shape[1] > known:
+            rounds.append((known, candidates[0, known:].tolist()))
+        return candidates, logits
+
+    Generator.get_candidates = watched
+    try:
+        yield rounds
+    finally:
+        Generator.get_candidates = get_candidates
+
+
+def measure(out: Path, *, few: bool = False) -> None:
+    """Bake, measure every pair, and write OUT/RESULTS.md."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    begun = time.monotonic()
+    torch.set_float32_matmul_precision("highest")
+    tokenizer = AutoTokenizer.from_pretrained(out / "body")
+    documents = 2 if few else 400
+    texts = list(islice(make_documents("heldout", SEED), documents))
+    questions = make_conversations("heldout", SEED, 2 if few else 400)
+    prompts = make_conversations("heldout", SEED + 1, 2 if few else 92)
+    samples = 2 if few else 42
+    folders = {"body": out / "body", "twin": out / "twin"}
+    folders |= {f"{name}-nvfp4": bake(out, name, samples) for name in ("body", "twin")}
+    bodies = {name: load_body(folder) for name, folder in folders.items()}
+    drafters = {
+        name: AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32).eval()
+        for name in ("drafter", "drafter-shuffled", "drafter-other")
+    }
+
+    def in_language(chosen: Sequence[Document], language: str) -> list[Document]:
+        return [document for document in chosen if document.language == language]
+
+    speech = {
+        (name, language): measure_speech(
+            body, tokenizer, in_language(texts, language), in_language(questions, language)
+        )
+        for name, body in bodies.items()
+        for language in LANGUAGES
+    }
+    fidelity = {name: compare(bodies[name], bodies[f"{name}-nvfp4"], tokenizer, texts) for name in ("body", "twin")}
+    pairs = [(name, "drafter") for name in bodies] + [
+        (name, drafter) for drafter in ("drafter-shuffled", "drafter-other") for name in ("body", "body-nvfp4")
+    ]
+    length = 4 if few else 120
+    drafting = {
+        (*pair, language): measure_drafting(
+            bodies[pair[0]], drafters[pair[1]], tokenizer, in_language(prompts, language), length
+        )
+        for pair in pairs
+        for language in LANGUAGES
+    }
+    samples_said = _say(bodies, tokenizer, prompts[: 2 if few else 24])
+    counts = {"documents": len(texts), "questions": len(questions), "prompts": len(prompts), "calibration": samples}
+    text = render_results(speech, fidelity, drafting, samples_said, counts, time.monotonic() - begun)
+    (out / "RESULTS.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _say(bodies: dict[str, Any], tokenizer: Any, questions: Sequence[Document]) -> list[tuple[str, str, str]]:
+    prompts = [prompt for prompt, _ in make_prompts(tokenizer, questions)]
+    said = [
+        [
+            tokenizer.decode(tokens, skip_special_tokens=True).strip()
+            for tokens in answer(b, tokenizer, prompts, max_new_tokens=100)
+        ]
+        for b in (bodies["body"], bodies["body-nvfp4"])
+    ]
+    return [(question.turns[0], *both) for question, *both in zip(questions, *said, strict=True)]
+
+
+_NAMES = {
+    **{
+        "body": "bf16 body (QAT)",
+        "body-nvfp4": "NVFP4 body",
+        "twin": "bf16 twin (no QAT)",
+        "twin-nvfp4": "NVFP4 twin",
+    },
+    **{"drafter": "its drafter", "drafter-shuffled": "shuffled weights", "drafter-other": "of another body"},
+}
+
+
+def render_results(
+    speech: dict[tuple[str, str], Speech],
+    fidelity: dict[str, tuple[float, float]],
+    drafting: dict[tuple[str, str, str], Drafting],
+    said: Sequence[tuple[str, str, str]],
+    counts: dict[str, int],
+    seconds: float,
+) -> str:
+    """RESULTS.md."""
+    from bundler.quantize.environment import versions
+    from train_tiny import Settings
+
+    tools = ", ".join(f"{name} {version}" for name, version in versions().items())
+    lines = [
+        "# What the tiny family is worth",
+        "",
+        "Written by `python examples/train_tiny.py OUT` from held-out text: contents and wordings that were neither trained",
+        f"on nor calibrated with ({counts['documents']} documents, {counts['questions']} questions, {counts['prompts']} "
+        "prompts to draft for, half of each in English and half in Japanese).",
+        "Everything is float32 and greedy on a CPU; NVFP4 is W4A4, inputs rounded too. Bodies were baked by bundler from "
+        f"{counts['calibration']} calibration conversations.",
+        "",
+        "## Speech",
+        "Perplexity per token of whole documents, and of what the model itself writes; questions answered word for word.",
+        "",
+        "| body | en: perplexity | replies | right | ja: perplexity | replies | right |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in ("body", "body-nvfp4", "twin", "twin-nvfp4"):
+        cells = [
+            f"{s.perplexity:.3f} | {s.reply_perplexity:.4f} | {s.right:.1%}"
+            for s in (speech[name, language] for language in LANGUAGES)
+        ]
+        lines.append(f"| {_NAMES[name]} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "## What NVFP4 costs, with QAT and without",
+        "| body | KL divergence from its bf16 (nats a token) | same likeliest token | perplexity ratio en | ja |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("body", "twin"):
+        divergence, agreement = fidelity[name]
+        ratios = [speech[f"{name}-nvfp4", lang].perplexity / speech[name, lang].perplexity for lang in LANGUAGES]
+        cells = " | ".join(f"{ratio:.4f}" for ratio in ratios)
+        lines.append(f"| {_NAMES[f'{name}-nvfp4']} | {divergence:.5f} | {agreement:.2%} | {cells} |")
+    lines += ["", _judge_qat(fidelity), ""]
+    lines += [
+        "## Drafting",
+        f"transformers' assisted generation, {STEPS} drafts a round. Rate: accepted of all drafted tokens. Length: tokens a "
+        "round yields. By position: share of rounds whose 1st, 2nd, … draft was accepted.",
+        "",
+        "| body | drafter | language | rate | length | by position | rounds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (body, drafter, language), found in drafting.items():
+        positions = " · ".join(f"{share:.0%}" for share in found.by_position)
+        row = f"{found.rate:.1%} | {found.length:.2f} | {positions} | {found.rounds}"
+        lines.append(f"| {_NAMES[body]} | {_NAMES[drafter]} | {language} | {row} |")
+    lines += ["", "## What it says", "Held-out questions, answered by the bf16 body and by the NVFP4 body.", ""]
+    for question, answer_bf16, answer_nvfp4 in said:
+        same = "the same" if answer_nvfp4 == answer_bf16 else answer_nvfp4
+        lines.append(f"- {question}\n  - bf16: {answer_bf16}\n  - NVFP4: {same}")
+    lines += [
+        "",
+        "## How",
+        f"Seed {Settings.seed} (the other body: {Settings.seed + 1}); {Settings.trunk_steps} steps, then {Settings.finish_steps} with "
+        f"QAT (the twin: without), {Settings.drafter_steps} for a drafter, each of {Settings.rows} x {Settings.row_tokens} tokens.",
+        f"Measured in {seconds:.0f} s on {platform.machine()} with {torch.get_num_threads()} threads, Python "
+        f"{platform.python_version()}: {tools}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _judge_qat(fidelity: dict[str, tuple[float, float]]) -> str:
+    (with_qat, _), (without, _) = fidelity["body"], fidelity["twin"]
+    if with_qat < 0.9 * without:
+        return f"QAT against q4_0 helps NVFP4 here: the divergence is {without / with_qat:.2f} times smaller with it."
+    if with_qat > 1.1 * without:
+        return f"QAT against q4_0 does not help NVFP4 at this size: the divergence is {with_qat / without:.2f} times larger."
+    return "QAT against q4_0 makes no difference to NVFP4 at this size: the divergences are within 10 % of each other."

@@ -1,0 +1,3 @@
+"""Package and publish model bundles."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,28 @@
+"""Calibration datasets on the Hub, through the `datasets` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bundler.errors import SourceError
+from bundler.recipe import Calibration
+
+
+def load_dataset_rows(calibration: Calibration, commit: str | None) -> Iterator[Any]:
+    """The rows of a Hub dataset's split at a commit, shuffled as llm-compressor's examples do: `shuffle(seed=...)`.
+
+    SourceError if the dataset, its config or its split cannot be had.
+    """
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name = calibration.dataset
+    try:
+        rows = datasets.load_dataset(name, calibration.config, split=calibration.split, revision=commit)
+    except (OSError, ValueError, HfHubHTTPError, datasets.exceptions.DatasetsError) as exc:
+        raise SourceError(
+            f"cannot load split {calibration.split!r} of {name} at {commit}: {exc}",
+            hint="look at the dataset's page for its configs and splits",
+        ) from exc
+    return iter(rows.shuffle(seed=calibration.seed))

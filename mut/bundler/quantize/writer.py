@@ -1,0 +1,66 @@
+"""Shards written in place: the layout is known before the first weight is read, so every tensor has its address."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bundler.checkpoint import Shard, Tensor
+from bundler.errors import QuantizationError
+
+_CHUNK_BYTES = 1 << 24
+
+
+def allocate(folder: Path, shards: Iterable[Shard]) -> None:
+    """Give every shard its header and full size, keeping what an earlier run already wrote into it."""
+    for shard in shards:
+        with (folder / shard.file).open("ab") as file:
+            file.truncate(shard.nbytes)
+        with (folder / shard.file).open("r+b") as file:
+            file.write(shard.header)
+
+
+def write_tensor(folder: Path, tensor: Tensor, data: memoryview) -> None:
+    """Put a tensor's bytes at its address."""
+    if data.nbytes != tensor.end - tensor.start:
+        raise QuantizationError(f"{data.nbytes} bytes for a tensor of {tensor.end - tensor.start} in {tensor.file}")
+    with (folder / tensor.file).open("r+b") as file:
+        file.seek(tensor.start)
+        file.write(data)
+
+
+def copy_tensor(source: Path, start: int, folder: Path, tensor: Tensor) -> None:
+    """Copy a tensor byte for byte from `start` in a source shard to its address."""
+    with source.open("rb") as origin, (folder / tensor.file).open("r+b") as file:
+        origin.seek(start)
+        file.seek(tensor.start)
+        left = tensor.end - tensor.start
+        while left:
+            chunk = origin.read(min(left, _CHUNK_BYTES))
+            if not chunk:
+                raise QuantizationError(f"{source} ended early while a tensor was copied")
+            file.write(chunk)
+            left -= len(chunk)
+
+
+def sync(folder: Path, files: Iterable[str]) -> None:
+    """Make what was written to these shards survive a power cut."""
+    for name in sorted(set(files)):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def hash_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over the bytes of these tensors in the order of their names, as they are on disk."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        with (folder / tensor.file).open("rb") as file:
+            file.seek(tensor.start)
+            left = tensor.end - tensor.start
+            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    return digest.hexdigest()

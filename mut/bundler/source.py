@@ -1,0 +1,40 @@
+"""A source: one checkpoint at one commit, as the Hub or a folder describes it. Pure data; `hub` fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bundler.checkpoint import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """One file. `sha256` is known for LFS files on the Hub; None where it still has to be computed."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A checkpoint's metadata: enough to plan with, nothing that needs its weights."""
+
+    model: str
+    """As the recipe names it: a Hub id, or a folder relative to the recipe."""
+    revision: str | None
+    commit: str | None
+    """The Hub commit that `revision` meant when it was resolved; None for a local folder."""
+    folder: Path
+    """A local folder that holds at least config.json, the card and the other small files."""
+    files: tuple[SourceFile, ...]
+    """Every file that belongs to the checkpoint (shards, configs, tokenizer, templates, card, licence; never code or
+    pickles), sorted by path, whether it is in `folder` yet or not."""
+    config: Mapping[str, Any]
+    card: Mapping[str, Any]
+    """Front matter of README.md; empty where there is none."""
+    tensors: Mapping[str, Tensor]
+    """Every tensor of every safetensors shard, read from the headers alone."""

@@ -1,0 +1,218 @@
+"""A bundle → findings. Works on a directory it has never seen, without torch and without the network.
+
+Every fault is reported in one run. What bytes cannot show is whether the model answers well: that takes an engine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bundler import drafter, sidefiles
+from bundler.checkpoint import INDEX, PICKLES, Tensor, is_lfs_pointer, load_json
+from bundler.errors import CompatibilityError, SourceError, VerificationError
+from bundler.findings import Finding, Severity, error, warning
+from bundler.gemma4 import to_published_schema
+from bundler.inventory import body_shapes
+from bundler.layout import make_layout
+from bundler.manifest import NAME, Manifest, check_name, check_path, compare, hash_file, list_files, load
+from bundler.scales import check_scales
+from bundler.weights import check_inventory, check_shards
+
+_WRITTEN = re.compile(rf"config\.json|{re.escape(INDEX)}|model-\d{{5}}-of-\d{{5}}\.safetensors")
+_UNUSABLE = {"config-kind", "config-geometry"}
+_DOWNLOAD = "download the bundle again"
+
+
+def verify(root: Path) -> list[Finding]:
+    """Everything that is wrong with the bundle in `root`; an empty list if it is what its manifest says and will load.
+
+    Never raises for a bad bundle: whatever cannot be read is a finding too.
+    """
+    if not root.is_dir():
+        return [error("bundle-missing", str(root), "is no folder", "give the path of a bundle")]
+    findings = _check_paths(root)
+    manifest: Manifest | None = None
+    try:
+        manifest = load(root)
+    except VerificationError as exc:
+        findings += exc.findings
+    else:
+        findings += compare(manifest, root) + _check_origin(manifest)
+        findings += _check_recipe(manifest, root)
+    config = _read(root, "config.json", findings)
+    findings += _check_side_files(root, manifest, config or {})
+    shards, faults = check_shards(root)
+    findings += faults + check_scales(root, shards.tensors)
+    if config is not None:
+        faults = sidefiles.check_config(config)
+        findings += faults
+        if _UNUSABLE.isdisjoint(finding.code for finding in faults):
+            findings += sidefiles.check_quantization(config)
+            findings += check_inventory(config, sidefiles.usable_ignore(config), shards)
+            if manifest is not None:
+                findings += _check_record(manifest, config)
+    if (root / drafter.FOLDER).is_dir():
+        findings += _check_drafter(root, config)
+    return list(dict.fromkeys(findings))
+
+
+def _check_paths(root: Path) -> list[Finding]:
+    """What must not be in a bundle whatever its manifest says: odd names, links out, pickles, pointers."""
+    top = root.resolve()
+    location = check_name(str(top), str(root))
+    findings = [replace(finding, severity=Severity.WARNING) for finding in location]
+    for folder, folders, names in os.walk(top):
+        here = Path(folder)
+        if here == top / ".cache":
+            folders[:] = [name for name in folders if name != "huggingface"]
+        for name in sorted(folders + names):
+            path = here / name
+            where = path.relative_to(top).as_posix()
+            if path.is_symlink() and not _is_inside(path, top):
+                message = "is a link to a folder, or out of the bundle, or to nothing"
+                findings.append(error("path-link", where, message, "put the file itself here"))
+            if not path.is_file():
+                if not path.is_dir() and not path.is_symlink():
+                    findings.append(error("path-special", where, "is no regular file"))
+                continue
+            findings += check_path(where)
+            if path.suffix in PICKLES:
+                message = "is a pickle, which runs code when it is opened"
+                findings.append(error("pickle-present", where, message, "keep safetensors only"))
+            if path.suffix not in (".json", ".safetensors") and is_lfs_pointer(path):
+                findings.append(error("lfs-pointer", where, "is a Git LFS pointer, not the file", _DOWNLOAD))
+    return findings
+
+
+def _is_inside(link: Path, top: Path) -> bool:
+    """Whether a link is to a file of the bundle, or to a blob of the Hub cache that the bundle is a snapshot in."""
+    target = link.resolve()
+    blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
+    return target.is_file() and (target.is_relative_to(top) or target.is_relative_to(blobs))
+
+
+def _read(root: Path, name: str, findings: list[Finding]) -> dict[str, Any] | None:
+    """A JSON file of the bundle; None if it is absent, or, with a finding, if it cannot be read."""
+    if not (root / name).is_file():
+        return None
+    try:
+        return load_json(root / name)
+    except SourceError as exc:
+        code = "lfs-pointer" if is_lfs_pointer(root / name) else "json-unreadable"
+        findings.append(error(code, name, str(exc), exc.hint or _DOWNLOAD))
+        return None
+
+
+def _check_origin(manifest: Manifest) -> list[Finding]:
+    """Whether every file that is a copy has the hash that its source's file has."""
+    body = {file.path: file.sha256 for file in manifest.body.files}
+    own = {f"{drafter.FOLDER}/{file.path}": file.sha256 for file in manifest.drafter.files}
+    findings = []
+    for entry in manifest.files:
+        if entry.role not in ("body", "drafter") or _WRITTEN.fullmatch(entry.path):
+            continue
+        sources, model = (body, manifest.body.model) if entry.role == "body" else (own, manifest.drafter.model)
+        if entry.path not in sources:
+            message = f"is no file of its source, {model}, and no file that a build writes"
+            findings.append(error("source-unknown", entry.path, message, "move it out of the bundle"))
+        elif sources[entry.path] != entry.sha256:
+            message = f"is not the file that {model} has: SHA-256 {entry.sha256}, source {sources[entry.path]}"
+            findings.append(error("source-differs", entry.path, message, "build the bundle again"))
+    return findings
+
+
+def _check_recipe(manifest: Manifest, root: Path) -> list[Finding]:
+    path = root / "recipe.toml"
+    if not path.is_file() or hash_file(path)[1] == manifest.recipe_sha256:
+        return []
+    message = f"is not the recipe that {NAME} was built from (recipe_sha256 {manifest.recipe_sha256})"
+    return [error("recipe-hash", "recipe.toml", message, "put the original recipe back, or build again")]
+
+
+def _check_record(manifest: Manifest, config: Mapping[str, Any]) -> list[Finding]:
+    """Whether what the manifest says was quantized is what config.json says."""
+    ignore = sidefiles.usable_ignore(config)
+    layout, record = make_layout(body_shapes(config), config, ignore), manifest.quantization
+    pairs = (
+        ("scheme", record.scheme, "NVFP4"),
+        ("format", record.format, sidefiles.FORMAT),
+        ("ignore", record.ignore, ignore),
+        ("quantized_modules", record.quantized_modules, len(layout.quantized)),
+        ("quantized_parameters", record.quantized_parameters, layout.quantized_parameters),
+        ("kept_parameters", record.kept_parameters, layout.kept_parameters),
+    )
+    return [
+        error("manifest-record", f"{NAME}: quantization.{key}", f"is {said!r:.60}, config.json means {means!r:.60}")
+        for key, said, means in pairs
+        if said != means
+    ]
+
+
+def _check_side_files(root: Path, manifest: Manifest | None, config: Mapping[str, Any]) -> list[Finding]:
+    present = {path.as_posix() for path in list_files(root)}
+    listed = {entry.path for entry in manifest.files} if manifest else set()  # what is gone of these is said already
+    findings = sidefiles.check_presence(present | listed)
+    tokenizer = _read(root, "tokenizer.json", findings)
+    settings = _read(root, "tokenizer_config.json", findings) or {}
+    generation = _read(root, "generation_config.json", findings)
+    name = "processor_config.json" if "processor_config.json" in present else "preprocessor_config.json"
+    processor = _read(root, name, findings) or {}
+    vocabulary: dict[str, int] = {}
+    if tokenizer is not None:
+        try:
+            vocabulary = drafter.make_vocabulary(tokenizer)
+        except SourceError as exc:
+            findings.append(error("tokenizer-vocab", "tokenizer.json", str(exc), _DOWNLOAD))
+    if generation is not None:
+        findings += sidefiles.check_generation(generation, config, vocabulary)
+    findings += sidefiles.check_chat_template(present | listed, settings)
+    return (
+        findings
+        + sidefiles.check_tokenizer(tokenizer or {}, settings, vocabulary, config)
+        + (sidefiles.check_processor(processor, config))
+    )
+
+
+def _check_drafter(root: Path, body_config: Mapping[str, Any] | None) -> list[Finding]:
+    folder, at = root / drafter.FOLDER, f"{drafter.FOLDER}/"
+    findings: list[Finding] = []
+    config = _read(root, f"{at}config.json", findings)
+    shards, faults = check_shards(folder, at, index_required=False)
+    findings += faults
+    if config is not None and body_config is not None:
+        pair = _check_pair(body_config, config, shards.tensors)
+        if shards.lost or not shards.whole:
+            pair = [finding for finding in pair if finding.code != "drafter-tensor-missing"]
+        findings += pair
+    findings += drafter.check_token_ordering(folder, shards.tensors)
+    findings += drafter.check_tokenizers(root, folder)
+    for name, code, why in (
+        ("README.md", "drafter-card-missing", "the drafter's own card has to come with it"),
+        ("generation_config.json", "drafter-generation-missing", "transformers reads the number of drafts from it"),
+    ):
+        if not (folder / name).is_file():
+            findings.append(
+                warning(code, f"{at}{name}", f"is missing: {why}", "copy it from the drafter's repository")
+            )
+    return findings
+
+
+def _check_pair(
+    body_config: Mapping[str, Any], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> list[Finding]:
+    where = f"{drafter.FOLDER}/config.json"
+    source, hint = "vLLM #51744, #52768", "take the original's config.json"
+    try:
+        published, resaved = to_published_schema(config)
+    except CompatibilityError as exc:
+        return [error("drafter-config-schema", where, str(exc), hint, source)]
+    findings = drafter.check_pair(body_config, published, tensors)
+    if resaved:
+        message = "was saved again by transformers >= 5.15 (per_layer_config): vLLM before 0.29 refuses it"
+        findings.append(warning("drafter-config-schema", where, message, hint, source))
+    return findings
