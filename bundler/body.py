@@ -26,7 +26,7 @@ from bundler.layout import Layout
 from bundler.source import Source
 
 _FLOATS = {"BF16", "F16", "F32"}
-_TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 
 def check_source(body: Source) -> list[Finding]:
@@ -165,6 +165,11 @@ def check_side_files(body: Source) -> list[Finding]:
     return findings
 
 
+def is_attention_quantized(layout: Layout) -> bool:
+    """Whether any attention projection becomes 4-bit: what bodies without QAT do not bear."""
+    return any(".self_attn." in module for module in layout.quantized)
+
+
 def check_origin(body: Source) -> list[Finding]:
     """Whether names say that the body was trained for 4 bit (QAT); a folder without a card says nothing."""
     parents = body.card.get("base_model") or []
@@ -193,7 +198,7 @@ def check_tensor_parallel(
         return []
     legal = [
         str(other)
-        for other in _TENSOR_PARALLEL_SIZES
+        for other in TENSOR_PARALLEL_SIZES
         if not [*_split_faults(other, body, GROUP_SIZE), *_split_faults(other, drafter, 1)]
     ]
     hint = f"possible: {', '.join(legal)}" if legal else None

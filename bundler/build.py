@@ -20,9 +20,9 @@ from bundler.errors import (
     SourceError,
     VerificationError,
 )
-from bundler.findings import Severity, errors
+from bundler.findings import errors
 from bundler.gemma4 import to_published_schema
-from bundler.manifest import Manifest, SourceEntry, SourceFileEntry
+from bundler.manifest import FileEntry, Manifest, SourceEntry, SourceFileEntry
 from bundler.measurements import list_files
 from bundler.plan import Plan, make_plan
 from bundler.quantize.environment import versions
@@ -98,7 +98,7 @@ def refuse(plan: Plan) -> None:
 
 def _make_bundle(recipe: Recipe, plan: Plan, stage: Path, watch: Watch) -> Manifest:
     bundle = stage / "bundle"
-    bundle.mkdir(exist_ok=True)
+    _clear(bundle, {shard.file for shard in plan.layout.shards})
     watch.step("fetching the sources")
     body, assistant = (hub.fetch(source, progress=watch.fetch) for source in (plan.body, plan.drafter))
     if found := errors(drafter.check_tokenizers(body.folder, assistant.folder)):
@@ -114,6 +114,9 @@ def _make_bundle(recipe: Recipe, plan: Plan, stage: Path, watch: Watch) -> Manif
     quantization = quantize.run(
         recipe, body, plan.layout, bundle, journal=journal, dataset_commit=plan.dataset_commit, on_layer=watch.layer
     )
+    of_fidelity = quantize.check_fidelity(recipe.fidelity, quantization)
+    if found := errors(of_fidelity):
+        raise QuantizationError("the baked body is not faithful to its source", findings=found)
     watch.step("hashing the bundle")
     made = Manifest(
         name=recipe.name,
@@ -122,17 +125,29 @@ def _make_bundle(recipe: Recipe, plan: Plan, stage: Path, watch: Watch) -> Manif
         body=body_entry,
         drafter=_entry(assistant, copied),
         quantization=quantization,
-        findings=tuple(finding for finding in plan.findings if finding.severity is not Severity.ERROR),
+        findings=(*plan.findings, *of_fidelity),
         files=manifest.make_entries(bundle),
     )
     (bundle / "README.md").write_text(card.render_bundle(bundle, made), encoding="utf-8", newline="\n")
-    made = replace(made, files=manifest.make_entries(bundle))
+    size_bytes, sha256 = manifest.hash_file(bundle / "README.md")
+    readme = FileEntry(path="README.md", size_bytes=size_bytes, sha256=sha256, role="card")
+    made = replace(made, files=tuple(sorted((*made.files, readme), key=lambda entry: entry.path)))
     manifest.write(bundle, made)
     watch.step("verifying the bundle")
     found = errors(verify.verify(bundle))
     if found:
         raise VerificationError("the bundle that was built is broken", findings=found)
     return made
+
+
+def _clear(bundle: Path, shards: set[str]) -> None:
+    """Leave of an unfinished bundle only the shards; all else is made anew in a moment."""
+    bundle.mkdir(exist_ok=True)
+    for path in bundle.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in shards:
+            path.unlink()
 
 
 def _write_side_files(recipe: Recipe, plan: Plan, body: Source, bundle: Path) -> None:

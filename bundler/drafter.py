@@ -18,7 +18,7 @@ from bundler.errors import SourceError
 from bundler.findings import Finding, error, note, warning
 from bundler.gemma4 import kv_geometry, own_layer_types
 from bundler.inventory import DTYPES, check_geometry, drafter_shapes
-from bundler.source import SourceFile
+from bundler.source import Source, SourceFile
 
 FOLDER = "assistant"
 ARCHITECTURES = {
@@ -224,14 +224,43 @@ def make_vocabulary(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
-def check_source_names(body_model: str, drafter_model: str) -> list[Finding]:
-    """Whether a QAT body is paired with the drafter of the QAT checkpoint, as far as repository names tell."""
+def check_source_names(body_model: str, drafter_model: str, companion: bool | None = None) -> list[Finding]:
+    """Whether a QAT body is paired with the drafter of the QAT checkpoint, as far as repository names tell.
+
+    `companion` says whether `companion_of` exists; None where nobody looked.
+    """
+    name = companion_of(body_model, drafter_model)
+    if name is None or companion is False:
+        return []
+    message = f"{drafter_model} is the drafter of the plain body, and {body_model} comes from a QAT checkpoint"
+    hint = f"{name} is trained for it; measure both"
+    return [warning("drafter-not-qat", "drafter.model", message, hint)]
+
+
+def companion_of(body_model: str, drafter_model: str) -> str | None:
+    """The QAT drafter that belongs to a QAT body, by Google's names, where the drafter given is the plain one."""
     name = drafter_model.rpartition("/")[2]
     if not _QAT.search(body_model.rpartition("/")[2]) or _QAT.search(name) or not name.endswith("-it-assistant"):
-        return []
-    companion = drafter_model.removesuffix("-assistant") + "-qat-q4_0-unquantized-assistant"
-    message = f"{drafter_model} is the drafter of the plain body, and {body_model} comes from a QAT checkpoint"
-    return [warning("drafter-not-qat", "drafter.model", message, f"{companion} is trained for it; measure both")]
+        return None
+    return drafter_model.removesuffix("-assistant") + "-qat-q4_0-unquantized-assistant"
+
+
+def check_source_files(body: Source, drafter: Source) -> list[Finding]:
+    """What a drafter's list of files lacks, and whether its tokenizer can be told from the body's by its hash."""
+    hashes = [{file.path: file.sha256 for file in source.files} for source in (body, drafter)]
+    findings = []
+    for path, code, why in (
+        ("README.md", "drafter-card-missing", "the bundle cannot carry the drafter's own card"),
+        ("generation_config.json", "drafter-generation-missing", "engines that read it fall back to their defaults"),
+    ):
+        if path not in hashes[1]:
+            message = f"{drafter.model} does not have it: {why}"
+            findings.append(warning(code, f"{FOLDER}/{path}", message))
+    ids, drafter_ids = (files.get("tokenizer.json") for files in hashes)
+    if ids and drafter_ids and ids != drafter_ids:
+        message = "is another file than the body's; the vocabularies are compared once both are here"
+        findings.append(note("drafter-tokenizer-unseen", f"{FOLDER}/tokenizer.json", message))
+    return findings
 
 
 def copy(source_folder: Path, files: Iterable[SourceFile], destination: Path) -> list[SourceFile]:

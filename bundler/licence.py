@@ -39,7 +39,7 @@ def check_licences(body: Source, drafter: Source) -> list[Finding]:
 
 
 def make_licence(body: Source) -> bytes:
-    """The bundle's LICENSE: the source's own file, else the text of the licence that its card names, else that name."""
+    """The bundle's LICENSE: the source's own file, else the text of the licence that its card names, else its name."""
     path = _file(body)
     if path is not None:
         return path.read_bytes()

@@ -84,6 +84,33 @@ class CalibrationEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerFidelity:
+    """A layer's signal-to-quantization-noise ratio: that of its worst module, on the source's own activations."""
+
+    layer: int
+    sqnr_db: float | None
+    """None where nothing in the layer is quantized."""
+    module: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FidelityEntry:
+    """The quantized body against its source, on text that it was not calibrated on."""
+
+    num_samples: int
+    num_tokens: int
+    kl_divergence: float
+    """Mean over tokens of KL(source ‖ quantized), in nats."""
+    top1_agreement: float
+    """Share of tokens for which both put the same token first."""
+    perplexity: float
+    """The source's."""
+    perplexity_ratio: float
+    """The quantized body's divided by the source's."""
+    layers: tuple[LayerFidelity, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizationEntry:
     """What was quantized and how."""
 
@@ -100,6 +127,9 @@ class QuantizationEntry:
     kept_parameters: int
     dropped_tensors: tuple[str, ...]
     """Source tensors that the model class does not build (K/V of KV-shared layers), so they are not carried."""
+    q4_0_blocks: float
+    """Share of the source's blocks of 32 weights that lie on a q4_0 grid, in a sample of every quantized module."""
+    fidelity: FidelityEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,6 +341,8 @@ def _decode(kind: Any, value: Any, at: str, problems: list[Finding]) -> Any:
         return kind(value)
     if kind in (str, int) and type(value) is kind:
         return value
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
     name = "a list" if origin is tuple else "an object" if origin is Mapping else getattr(kind, "__name__", kind)
     problems.append(error("manifest-type", f"{NAME}: {at.rstrip('.')}", f"is {value!r:.60}, must be {name}"))
     return None

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from bundler import engines
-from bundler.body import check_layout, check_origin, check_side_files, check_source, check_tensor_parallel
-from bundler.checkpoint import render_index
-from bundler.drafter import check_pair, check_source_names, check_tokenizers
+from bundler.body import (
+    check_layout,
+    check_origin,
+    check_side_files,
+    check_source,
+    check_tensor_parallel,
+    is_attention_quantized,
+)
+from bundler.checkpoint import Shape, render_index
+from bundler.drafter import check_pair, check_source_files, check_source_names, check_tokenizers
+from bundler.engines import Box
 from bundler.errors import CompatibilityError
-from bundler.findings import Finding, errors, warning
+from bundler.findings import Finding, error, errors, warning
 from bundler.gemma4 import Kind, find_kind, make_ignore, to_published_schema
-from bundler.layout import QUANTIZED_PARTS, Layout, make_layout
+from bundler.groups import ModuleGroup, make_groups
+from bundler.layout import Layout, make_layout
 from bundler.licence import check_licences
+from bundler.machine import Machine
+from bundler.quantize import environment
 from bundler.recipe import Recipe
+from bundler.serve_plan import ServePlan, check_serve_plan, make_serve_plan
 from bundler.source import Source
-
-SCHEMA = 1
+from bundler.workload import Estimate, Relief, Workload, check_machine, halve, make_estimates, make_workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModuleGroup:
-    """Modules of the finished body that are treated alike, for one reason."""
+class BakePlan:
+    """What the bake takes on one machine. None of it is recorded: it says nothing about the bundle."""
 
-    name: str
-    quantized: bool
-    modules: int
-    parameters: int
-    size_bytes: int
-    reason: str
-    """Why they stay bf16; empty for the quantized."""
+    workload: Workload
+    machine: Machine
+    estimates: tuple[Estimate, ...]
+    reliefs: tuple[Relief, ...]
+    """What halves the calibration."""
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +56,10 @@ class Plan:
     """None for a local file."""
     layout: Layout
     groups: tuple[ModuleGroup, ...]
+    serving: ServePlan | None
+    """None where the drafter does not fit the body, so that there is nothing to serve."""
+    bake: BakePlan | None
+    """None where no machine was looked at."""
     findings: tuple[Finding, ...]
 
     @property
@@ -60,62 +73,90 @@ class Plan:
         return weight_bytes(self.drafter)
 
 
-def make_plan(recipe: Recipe, body: Source, drafter: Source, dataset_commit: str | None = None) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    body: Source,
+    drafter: Source,
+    dataset_commit: str | None = None,
+    *,
+    machine: Machine | None = None,
+    target: Box | None = None,
+    companion: bool | None = None,
+    refuse: bool = False,
+) -> Plan:
     """Plan a bundle from metadata: configs, headers and the small files in the sources' folders, no weights.
 
+    `machine` is where it would be baked, and `refuse` says that it is about to be, so that what this machine lacks is
+    an error; `target` is a box to serve it on; `companion` whether the QAT drafter that a QAT body could have exists.
     Faults are the plan's `findings`. CompatibilityError, with every finding, where the body cannot be laid out at all.
     """
     kind = find_kind(body.config)
-    of_body, of_both = check_source(body), _check_sources(recipe, body, drafter)
+    of_body, of_both = check_source(body), _check_sources(recipe, body, drafter, companion)
+    drafter_config, of_drafter = _check_drafter(recipe, body, drafter)
+    of_both += of_drafter
     if fatal := errors(of_body):
         message = f"{body.model} cannot be quantized: {fatal[0].message}"
         raise CompatibilityError(message, hint=fatal[0].hint, findings=[*of_body, *of_both])
     config, _ = to_published_schema(body.config)
-    shapes = {name: tensor.shape for name, tensor in body.tensors.items()}
+    shapes = _shapes(body)
     layout = make_layout(shapes, config, make_ignore(kind, recipe.quantization.ignore))
     of_layout = check_layout(layout, shapes, recipe.quantization.ignore)
+    if is_attention_quantized(layout):
+        of_layout += check_origin(body)
+    facts = engines.load_facts()
     setting = engines.Setting(
         serve=recipe.serve, kind=kind, num_speculative_tokens=recipe.drafter.num_speculative_tokens
     )
-    of_engine = engines.check_serve(engines.load_facts(), setting)
-    return Plan(
+    of_engine, serving = engines.check_serve(facts, setting), None
+    if drafter_config is not None:
+        pair = (config, drafter_config)
+        serving = make_serve_plan(recipe, setting, facts, pair, _output_shapes(layout), _shapes(drafter), target)
+        of_engine += check_serve_plan(serving, recipe, target)
+    if target and target.card.sm:
+        of_engine += engines.check_hardware(facts, setting, target.card.sm)
+    made = Plan(
         recipe=recipe,
         kind=kind,
         body=body,
         drafter=drafter,
         dataset_commit=dataset_commit,
         layout=layout,
-        groups=tuple(_make_groups(layout)),
+        groups=make_groups(layout),
+        serving=serving,
+        bake=None,
         findings=(*of_body, *of_layout, *of_both, *of_engine),
     )
+    return dataclasses.replace(made, bake=_make_bake_plan(made, machine, refuse)) if machine else made
 
 
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as `--json` prints it; sizes in bytes, keys only ever added within one `schema`."""
-    recipe, layout = plan.recipe, plan.layout
-    return {
-        "schema": SCHEMA,
-        "name": recipe.name,
-        "kind": plan.kind.value,
-        "body": _source_to_dict(plan.body),
-        "drafter": {
-            **_source_to_dict(plan.drafter),
-            "num_speculative_tokens": recipe.drafter.num_speculative_tokens,
-        },
-        "quantization": {**dataclasses.asdict(recipe.quantization), "ignore": layout.ignore},
-        "calibration": {**dataclasses.asdict(recipe.calibration), "commit": plan.dataset_commit},
-        "serve": dataclasses.asdict(recipe.serve),
-        "groups": [dataclasses.asdict(group) for group in plan.groups],
-        "quantized_modules": len(layout.quantized),
-        "quantized_parameters": layout.quantized_parameters,
-        "kept_parameters": layout.kept_parameters,
-        "dropped_tensors": layout.dropped,
-        "shards": [{"path": shard.file, "size_bytes": shard.nbytes} for shard in layout.shards],
-        "body_bytes": plan.body_bytes,
-        "drafter_bytes": plan.drafter_bytes,
-        "total_bytes": plan.body_bytes + plan.drafter_bytes,
-        "findings": [dataclasses.asdict(finding) for finding in plan.findings],
+def _make_bake_plan(plan: Plan, machine: Machine, refuse: bool) -> BakePlan:
+    config, _ = to_published_schema(plan.body.config)
+    shapes = _shapes(plan.body)
+    files = [
+        (source.folder / file.path, file.size_bytes) for source in (plan.body, plan.drafter) for file in source.files
+    ]
+    parts = {
+        "source_bytes": sum(size for _, size in files),
+        "missing_bytes": sum(size for path, size in files if not path.exists()),
+        "output_bytes": plan.body_bytes + plan.drafter_bytes,
     }
+    calibration = plan.recipe.calibration
+    workload = make_workload(plan.layout, shapes, config, calibration, **parts)
+    reliefs = []
+    for change, smaller in halve(calibration):
+        less = make_workload(plan.layout, shapes, config, smaller, **parts)
+        seconds = make_estimates(less, machine)[0].seconds
+        reliefs.append(Relief(change=change, peak_bytes=less.peak_bytes, seconds=seconds))
+    lacking = environment.check()
+    if not refuse:
+        lacking = [warning(fault.code, fault.where, fault.message, fault.hint, fault.source) for fault in lacking]
+    return BakePlan(
+        workload=workload,
+        machine=machine,
+        estimates=make_estimates(workload, machine),
+        reliefs=tuple(reliefs),
+        findings=(*lacking, *check_machine(workload, machine, refuse=refuse)),
+    )
 
 
 def weight_bytes(source: Source) -> int:
@@ -130,78 +171,44 @@ def licence_of(source: Source) -> str | None:
     return str(licence) if licence else None
 
 
-def _source_to_dict(source: Source) -> dict[str, Any]:
-    return {
-        "model": source.model,
-        "revision": source.revision,
-        "commit": source.commit,
-        "licence": licence_of(source),
-        "licence_link": source.card.get("license_link"),
-        "parameters": sum(tensor.shape.numel for tensor in source.tensors.values()),
-        "weight_bytes": weight_bytes(source),
-    }
+def parameters_of(source: Source) -> int:
+    """Elements of a source's tensors, as the Hub counts them: the tied head once, buffers too."""
+    return sum(tensor.shape.numel for tensor in source.tensors.values())
 
 
-def _check_sources(recipe: Recipe, body: Source, drafter: Source) -> list[Finding]:
-    findings = [*check_origin(body), *check_side_files(body), *check_licences(body, drafter)]
-    findings += check_source_names(recipe.body.model, recipe.drafter.model)
-    try:
-        (config, _), (drafter_config, resaved) = map(to_published_schema, (body.config, drafter.config))
-    except CompatibilityError:
-        return findings  # check_source says so of the body; of the drafter check_pair does
-    pair = check_pair(config, drafter_config, drafter.tensors)
-    findings += pair
-    if resaved:
-        message = "was saved again by transformers >= 5.15 (per_layer_config), and a drafter is copied as it is"
-        hint = "take the original's config.json"
-        where = "assistant/config.json"
-        findings.append(warning("drafter-config-schema", where, message, hint, "vLLM #51744, #52768"))
-    if not any(finding.code == "config-geometry" for finding in pair):
-        findings += check_tensor_parallel(recipe.serve.tensor_parallel_size, config, drafter_config)
+def _shapes(source: Source) -> dict[str, Shape]:
+    return {name: tensor.shape for name, tensor in source.tensors.items()}
+
+
+def _output_shapes(layout: Layout) -> dict[str, Shape]:
+    return {name: tensor.shape for shard in layout.shards for name, tensor in shard.tensors.items()}
+
+
+def _check_sources(recipe: Recipe, body: Source, drafter: Source, companion: bool | None) -> list[Finding]:
+    findings = [*check_side_files(body), *check_licences(body, drafter), *check_source_files(body, drafter)]
+    findings += check_source_names(recipe.body.model, recipe.drafter.model, companion)
     if all((source.folder / "tokenizer.json").is_file() for source in (body, drafter)):
         findings += check_tokenizers(body.folder, drafter.folder)
     return findings
 
 
-_GROUPS = (
-    ("attention", r"\.language_model\.layers\.\d+\.self_attn\.[qkvo]_proj\.", ""),
-    ("experts", r"\.experts\.", ""),
-    ("mlp", r"\.language_model\.layers\.\d+\.mlp\.", ""),
-    ("vision", r"\.(vision_tower|embed_vision|vision_embedder)\.", "engines keep it bf16"),
-    ("audio", r"\.(audio_tower|embed_audio)\.", "engines keep it bf16"),
-    ("per-layer table", r"embed_tokens_per_layer\.", "a lookup table"),
-    ("per-layer", r"per_layer", "much loss, small gain"),  # exllamav3 #253: twice the KL divergence for 1 % of size
-    ("embeddings", r"(embed_tokens|lm_head)\.", "shared with the head"),
-    ("router", r"\.router\.", "picks the experts"),
-    ("norms, scalars", r"", "vectors"),
-)
-"""Name, which tensors, why they stay bf16; the first pattern that is found in a tensor's name decides."""
-
-
-def _make_groups(layout: Layout) -> list[ModuleGroup]:
-    """Every tensor of the output in one group, quantized groups first."""
-    sizes = {name: tensor.shape for shard in layout.shards for name, tensor in shard.tensors.items()}
-    rows: dict[tuple[bool, str], list[tuple[str, int, int]]] = {}
-    for module, (out_features, in_features) in layout.quantized.items():
-        nbytes = sum(sizes[f"{module}.{part}"].nbytes for part in QUANTIZED_PARTS)
-        rows.setdefault((True, _group_of(f"{module}.")), []).append((module, out_features * in_features, nbytes))
-    for name, shape in layout.kept.items():
-        rows.setdefault((False, _group_of(name)), []).append((name.rpartition(".")[0], shape.numel, shape.nbytes))
-    reasons = {name: reason for name, _, reason in _GROUPS}
-    order = [(quantized, name) for quantized in (True, False) for name in reasons]
-    return [
-        ModuleGroup(
-            name=name,
-            quantized=quantized,
-            modules=len({module for module, _, _ in rows[quantized, name]}),
-            parameters=sum(parameters for _, parameters, _ in rows[quantized, name]),
-            size_bytes=sum(nbytes for _, _, nbytes in rows[quantized, name]),
-            reason="" if quantized else reasons[name] or "quantization.ignore",
-        )
-        for quantized, name in order
-        if (quantized, name) in rows
-    ]
-
-
-def _group_of(tensor: str) -> str:
-    return next(name for name, pattern, _ in _GROUPS if re.search(pattern, tensor))
+def _check_drafter(recipe: Recipe, body: Source, drafter: Source) -> tuple[dict[str, Any] | None, list[Finding]]:
+    """The drafter's config in the published schema, or None where it cannot serve this body, and what is wrong."""
+    where, source = "assistant/config.json", "vLLM #51744, #52768"
+    hint = "take the original's config.json"
+    try:
+        config, _ = to_published_schema(body.config)
+    except CompatibilityError:
+        return None, []  # check_source says so
+    try:
+        drafter_config, resaved = to_published_schema(drafter.config)
+    except CompatibilityError as exc:
+        return None, [error("drafter-config-schema", where, str(exc), hint, source)]
+    findings = check_pair(config, drafter_config, drafter.tensors)
+    fits = not errors(findings)
+    if resaved:
+        message = "was saved again by transformers >= 5.15 (per_layer_config), and a drafter is copied as it is"
+        findings.append(warning("drafter-config-schema", where, message, hint, source))
+    if not any(finding.code == "config-geometry" for finding in findings):
+        findings += check_tensor_parallel(recipe.serve.tensor_parallel_size, config, drafter_config)
+    return (drafter_config if fits else None), findings

@@ -52,6 +52,22 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fidelity:
+    """How close the baked body must stay to its source, on held-out conversations; defaults catch collapse."""
+
+    dataset: str | None = None
+    """A .jsonl/.parquet file; left out, the calibration dataset's rows after those that calibrated."""
+    num_samples: int = 8
+    max_seq_length: int = 512
+    max_kl_divergence: float = 1.0
+    """Nats a token."""
+    min_top1_agreement: float = 0.5
+    max_perplexity_ratio: float = 2.0
+    accept: str | None = None
+    """Why a worse result is accepted; the card shows it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Drafter:
     """The draft model that is copied into assistant/."""
 
@@ -109,6 +125,7 @@ class Recipe:
     body: SourceRef
     quantization: Quantization
     calibration: Calibration
+    fidelity: Fidelity
     drafter: Drafter
     serve: Serve
     card: Card
@@ -228,6 +245,8 @@ def _convert(hint: Any, value: object) -> Any:
             raise TypeError(f"must be a list of strings, is {_kind(value)}")
         return tuple(get_args(hint)[0](item) for item in value)
     wanted = next(iter(get_args(hint)), hint)  # `str | None`: None stands for a key that is left out
+    if wanted is float and type(value) is int:
+        return float(value)
     if type(value) is not wanted:
         raise TypeError(f"must be {_KINDS[wanted]}, is {_kind(value)}")
     return value
@@ -259,9 +278,10 @@ def _unknown_key(prefix: str, name: str) -> Finding:
 
 def _missing_files(values: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
     paths = [(key, folder / path) for key in ("card.sections", "card.measurements") for path in values.get(key, ())]
-    dataset = local_path(values.get("calibration.dataset", ""), folder)
-    if dataset is not None and dataset.suffix in DATASET_SUFFIXES:
-        paths.append(("calibration.dataset", dataset))
+    for key in ("calibration.dataset", "fidelity.dataset"):
+        dataset = local_path(values.get(key, ""), folder)
+        if dataset is not None and dataset.suffix in DATASET_SUFFIXES:
+            paths.append((key, dataset))
     for key, path in paths:
         try:
             present = path.is_file()

@@ -103,6 +103,23 @@ def _between(low: int, high: int | None = None, why: str = "") -> Check:
     return check
 
 
+def _number(low: float, high: float | None = None) -> Check:
+    bounds = f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+
+    def check(where: str, value: float) -> Finding | None:
+        if low <= value and (high is None or value <= high):
+            return None
+        return error("out-of-range", where, f"must be {bounds}, is {value}")
+
+    return check
+
+
+def _heldout(where: str, value: str) -> Finding | None:
+    if value.endswith(DATASET_SUFFIXES):
+        return None
+    return error("bad-dataset", where, f"{value!r} is no .jsonl or .parquet file", "rows of `messages`")
+
+
 def _one_of(choices: Sequence[str], reasons: Mapping[str, str] | None = None) -> Check:
     def check(where: str, value: str) -> Finding | None:
         if value in choices:
@@ -237,6 +254,12 @@ _CHECKS: Mapping[str, Check] = {
     "calibration.num_samples": _between(1, why="the activations' global scales come from samples"),
     "calibration.max_seq_length": _between(1),
     "calibration.seed": _between(0, 2**32 - 1),
+    "fidelity.dataset": _heldout,
+    "fidelity.num_samples": _between(1),
+    "fidelity.max_seq_length": _between(2),
+    "fidelity.max_kl_divergence": _number(0),
+    "fidelity.min_top1_agreement": _number(0, 1),
+    "fidelity.max_perplexity_ratio": _number(0),
     "drafter.model": _model,
     "drafter.num_speculative_tokens": _between(1, 16),
     "serve.engine": _one_of(("vllm",)),

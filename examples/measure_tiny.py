@@ -27,13 +27,13 @@ SEED = 77
 _RECIPE = """edition = 1
 name = "{name}"
 [body]
-model = "{body}"
+model = "./{body}"
 [calibration]
 dataset = "calibration.jsonl"
 num_samples = {samples}
 max_seq_length = 256
 [drafter]
-model = "drafter"
+model = "./drafter"
 """
 
 

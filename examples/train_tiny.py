@@ -68,11 +68,11 @@ class Settings:
     """How much is done."""
 
     documents: int = 400_000
-    trunk_steps: int = 2600
+    trunk_steps: int = 2000
     """Steps before the body and its twin part."""
-    finish_steps: int = 1200
+    finish_steps: int = 1000
     """Steps of each after that; the learning rate falls to zero."""
-    drafter_steps: int = 2500
+    drafter_steps: int = 1500
     prompts: int = 9_000
     """Questions whose greedy answers the drafter learns from."""
     answer_tokens: int = 120
@@ -142,7 +142,7 @@ def make_words(documents: Iterable[Document]) -> Iterator[str]:
     for document in documents:
         for turn in document.turns:
             yield from SPLIT_WORDS.findall(turn)
-    yield from ("\n", "user", "model")
+    yield from ("\n", "user", "model") * 1000  # each must be one token
     yield from (
         chr(code) for start, end in ((0x21, 0x7F), (0x3041, 0x3097), (0x30A1, 0x30FB)) for code in range(start, end)
     )

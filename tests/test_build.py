@@ -41,7 +41,8 @@ def make_recipe(pair: Path, folder: Path, name: str = "bundle") -> Recipe:
     shutil.copytree(example / "images", folder / "images")
     text = TEXT.replace("../examples/tiny-31b/calibration", "./calibration")
     text = text.replace("../examples/tiny-31b", str(pair)).replace('"tiny-31b"', f'"{name}"')
-    text = text.replace('version = ">=0.21"', 'version = ">=0.27.1"').replace("num_samples = 16", "num_samples = 6")
+    text = text.replace('version = ">=0.21"', 'version = ">=0.27.1"')
+    text = text.replace("num_samples = 16", "num_samples = 6").replace("num_samples = 4", "num_samples = 2")
     return parse(text, folder)
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +27,8 @@ model = "./body"
 dataset = "./calibration.jsonl"
 num_samples = 6
 max_seq_length = 96
+[fidelity]
+num_samples = 2
 [drafter]
 model = "./drafter"
 """
@@ -77,7 +78,7 @@ def oneshot(recipe: Recipe, folder: Path, out: Path) -> None:
     from bundler.quantize.stream import load_processor
 
     processor = load_processor(folder)
-    samples = load_samples(recipe.calibration, recipe.folder, None, processor)
+    samples = load_samples(recipe, None, processor)
     quantization = recipe.quantization
     run(
         model=AutoModelForImageTextToText.from_pretrained(folder, dtype="auto"),
@@ -196,9 +197,7 @@ def test_a_journal_of_another_build_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "words"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (0.0, "all zero")]
 )
-def test_unusable_weights_are_named(
-    tiny: Callable[[str], Path], tmp_path: Path, value: float, words: str
-) -> None:
+def test_unusable_weights_are_named(tiny: Callable[[str], Path], tmp_path: Path, value: float, words: str) -> None:
     """A weight that is not finite, or is all zero, is refused with its module's name; the layer is not written."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -216,9 +215,11 @@ def test_unusable_weights_are_named(
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("", "holds 0 usable samples"),
-        ('{"text": "no conversation"}\n', "row 0 has no `messages`"),
-        ("not json\n", "cannot read calibration data"),
+        ("", "holds 0 usable ones"),
+        ('{"text": "no conversation"}\n', "has no `messages` .it has: text"),
+        ("7\n", "has no `messages` .it has: int"),
+        ("not json\n", "cannot read .*calibration.jsonl"),
+        ('{"messages": ["hello"]}\n', "a message is not {role, content}"),
         ('{"messages": [{"role": "user", "content": [{"type": "video"}]}]}\n', "content of type 'video'"),
         ('{"messages": [{"role": "user", "content": [{"type": "image", "image": "gone.png"}]}]}\n', "gone.png"),
     ],
@@ -239,17 +240,32 @@ def test_long_samples_are_cut(tiny: Callable[[str], Path], tmp_path: Path) -> No
     from bundler.quantize.stream import load_processor
 
     recipe = make_recipe(tmp_path / "recipe")
-    image = {"type": "image", "image": "images/box.png"}
-    rows: list[Any] = [{"role": "user", "content": "word " * 500}, {"role": "user", "content": [image]}]
-    (recipe.folder / "calibration.jsonl").write_text(
-        "".join(json.dumps({"messages": [row]}) + "\n" for row in [rows[0], rows[1]] * 6)
-    )
-    processor = load_processor(tiny("dense") / "body")
-    calibration = parse(RECIPE.replace("= 96", "= 20"), recipe.folder).calibration
-    samples = load_samples(calibration, recipe.folder, None, processor)
+    image = [{"type": "image", "image": "images/box.png"}]
+    rows = [{"role": "user", "content": content} for n in range(9) for content in (f"{n} " + "word " * 500, image)]
+    lines = (json.dumps({"messages": [row]}) + "\n" for row in rows)
+    (recipe.folder / "calibration.jsonl").write_text("".join(lines))
+    text = RECIPE.replace("= 96", "= 20")
+    samples = load_samples(parse(text, recipe.folder), None, load_processor(tiny("dense") / "body"))
     assert [sample["input_ids"].shape for sample in samples.inputs] == [(1, 20)] * 6
     assert samples.num_tokens == 120
     assert all(sample["attention_mask"].shape == (1, 20) for sample in samples.inputs)
+
+
+def test_held_out_samples_did_not_calibrate(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Held-out samples are the dataset's next rows or a file of their own, never a conversation that calibrated."""
+    from bundler.quantize.samples import load_samples
+    from bundler.quantize.stream import load_processor
+
+    recipe = make_recipe(tmp_path / "recipe")
+    processor = load_processor(tiny("dense") / "body")
+    same = RECIPE.replace("[fidelity]", '[fidelity]\ndataset = "./calibration.jsonl"').replace("= 96", "= 512")
+    for text in (RECIPE.replace("= 96", "= 512"), same):
+        samples = load_samples(parse(text, recipe.folder), None, processor)
+        used = [tuple(sample["input_ids"][0].tolist()) for sample in (*samples.inputs, *samples.heldout)]
+        assert len(samples.heldout) == 2
+        assert len(set(used)) == 8
+    with pytest.raises(SourceError, match=r"fidelity.num_samples asks for 15 samples, its data holds 14"):
+        load_samples(parse(same.replace("num_samples = 2", "num_samples = 15"), recipe.folder), None, processor)
 
 
 def test_parquet_and_jsonl_are_the_same_samples(tiny: Callable[[str], Path], tmp_path: Path) -> None:
@@ -268,7 +284,7 @@ def test_parquet_and_jsonl_are_the_same_samples(tiny: Callable[[str], Path], tmp
     parquet.write_table(pyarrow.Table.from_pylist(rows), recipe.folder / "calibration.parquet")
     processor = load_processor(tiny("dense") / "body")
     both = [
-        load_samples(parse(text, recipe.folder).calibration, recipe.folder, None, processor)
+        load_samples(parse(text, recipe.folder), None, processor)
         for text in (RECIPE, RECIPE.replace(".jsonl", ".parquet"))
     ]
     for ours, theirs in zip(both[0].inputs, both[1].inputs, strict=True):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from published import BODIES, config_of, shapes_of
 
-from bundler.checkpoint import Shape, Tensor
+from bundler.checkpoint import Shape, Tensor, make_header
 from bundler.gemma4 import find_kind, make_ignore
 from bundler.inventory import body_shapes
 from bundler.layout import Layout, make_layout
-from bundler.weights import Shards, check_inventory
+from bundler.weights import Shards, check_inventory, check_shards
 
 MOE, PER_LAYER = "google/gemma-4-26B-A4B-it", "google/gemma-4-E4B-it"
 LAYER, THIRD = "model.language_model.layers.0", "model.language_model.layers.3"
@@ -145,3 +147,16 @@ def test_what_a_lost_shard_held_is_not_missing_again() -> None:
     layout, tensors = quantized(small(PER_LAYER))
     gone = frozenset(name for name in tensors if ".layers.4." in name)
     assert check(layout, {name: tensors[name] for name in tensors.keys() - gone}, gone) == []
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((2, 3), []), ((6,), []), ((2, 4), ["shard-too-large"])])
+def test_shards_of_at_most_five_gigabytes(sizes: tuple[int, ...], expected: list[str], tmp_path: Path) -> None:
+    """A shard holds at most 5 GB of tensors, unless it is one tensor that is larger."""
+    shapes = {str(number): Shape(dtype="U8", dims=(size, 10**9)) for number, size in enumerate(sizes)}
+    shard = make_header(shapes, "model.safetensors")
+    path = tmp_path / shard.file
+    path.write_bytes(shard.header)
+    os.truncate(path, shard.nbytes)  # sparse: nothing is written, and nothing but the header is read
+    shards, findings = check_shards(tmp_path, index_required=False)
+    assert shards.tensors.keys() == shapes.keys()
+    assert [finding.code for finding in findings] == expected

@@ -6,6 +6,7 @@ A new break is a new row, never an `if`. What no row speaks of is unknown, and i
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -272,6 +273,30 @@ def check_serve(facts: Facts, setting: Setting) -> list[Finding]:
         else:
             found.append(warning("engine-broken-release", where, message, fact.do or None, sources))
     return found
+
+
+def check_hardware(facts: Facts, setting: Setting, sm: int) -> list[Finding]:
+    """What the rows say about a card of this compute capability (120 for SM120)."""
+    found = []
+    for match in select_facts(facts, setting):
+        fact, sources = match.fact, ", ".join(match.fact.source)
+        if fact.engine != setting.serve.engine or not any(_covers(words, sm) for words in fact.hardware):
+            continue
+        message = f"SM{sm}: {fact.title}. {fact.text}"
+        if fact.verdict is Verdict.BROKEN and not fact.do:
+            found.append(error("hardware-broken", "--target", message, None, sources))
+        elif fact.verdict is Verdict.BROKEN:
+            say = error if fact.section == "trap" else warning
+            found.append(say("hardware-broken", "--target", message, fact.do, sources))
+        elif fact.verdict is not Verdict.WORKS:
+            found.append(warning(f"hardware-{fact.verdict}", "--target", message, fact.do or None, sources))
+    return found
+
+
+def _covers(words: str, sm: int) -> bool:
+    """Whether `SM86`, `SM120 (RTX 50)` or `SM80 – SM90 (Ampere)` speaks about a capability."""
+    bounds = [int(number) for number in re.findall(r"SM(\d+)", words)]
+    return bool(bounds) and bounds[0] <= sm <= bounds[-1]
 
 
 def _spell(versions: Sequence[str]) -> str:

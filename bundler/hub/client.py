@@ -25,6 +25,7 @@ Progress = Callable[[str, int, int], None]
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts at something that the Hub was too busy for."""
 TIMEOUT_S = 30.0
+_SILENCE_S = 120.0  # the client itself would wait for ever for a Hub that took a request and says nothing
 _MAX_TOLD_WAIT_S = 300.0  # the Hub counts requests in windows of five minutes
 
 
@@ -49,6 +50,8 @@ class RemoteFile:
     size_bytes: int
     sha256: str | None
     blob_id: str
+    xet_hash: str | None = None
+    """Where the Hub keeps the content in its xet storage, it can be copied from repo to repo by this."""
 
 
 def make_client(error: type[BundlerError]) -> Client:
@@ -80,6 +83,7 @@ def list_files(client: Client, repo_id: str, commit: str) -> dict[str, RemoteFil
                 size_bytes=entry.size,
                 sha256=entry.lfs.sha256 if entry.lfs else None,
                 blob_id=entry.blob_id,
+                xet_hash=entry.xet_hash,
             )
             for entry in client.api.list_repo_tree(repo_id, revision=commit, recursive=True)
             if isinstance(entry, RepoFile)
@@ -124,11 +128,13 @@ def ask(
     `may_repeat` says which exceptions a further attempt is right for; without it, those that `is_transient` names.
     """
     from huggingface_hub import errors
+    from huggingface_hub.utils import get_session
 
     foreign = (OSError, ValueError, RuntimeError, errors.HTTPError, errors.EntryNotFoundError)  # hf_xet: RuntimeError
     waits: Iterator[float] = iter(WAITS_S)
     while True:
         try:
+            get_session().timeout = _SILENCE_S
             return call()
         except foreign as exc:
             cause = _find_cause(exc)
@@ -195,7 +201,8 @@ def _explain(exc: BaseException, repo_id: str, endpoint: str, revision: str | No
     if isinstance(exc, errors.RepositoryNotFoundError):
         return f"{repo_id} does not exist, or is private and closed to this token", f"check the name, or {login}"
     if status == 401:
-        return f"{repo_id}: the Hub does not accept this token", f"{login}: {endpoint}/settings/tokens"
+        why = ", which has expired" if "expired" in said.lower() else ""
+        return f"{repo_id}: the Hub does not accept this token{why}", f"{login}: {endpoint}/settings/tokens"
     if status == 403:
         return f"{repo_id}: the Hub refuses: {said}", f"see what the token may do: {endpoint}/settings/tokens"
     if status == 412:

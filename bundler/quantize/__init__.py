@@ -1,12 +1,14 @@
-"""The deep room. Its door: `check` before the long work, `run` for it, `make_quantization_config` for what it made.
+"""The deep room. Its door: `check` before the long work, `run` for it, `check_fidelity` after it.
 
-Behind the door: `samples` (calibration data), `stream` (the forward, a layer at a time), `layer` (what llm-compressor
-does to one), `writer` (bytes to their place), `journal` (what survives a kill).
+Behind the door: `samples` (calibration and held-out data), `stream` (the forward, a layer at a time), `layer` (what
+llm-compressor does to one), `pack` (its weights to 4 bit), `fidelity` (how close the result is), `writer` (bytes to
+their place), `journal` (what survives a kill).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +18,10 @@ from bundler.checkpoint import Tensor
 from bundler.errors import QuantizationError
 from bundler.gemma4 import layer_of, source_offset
 from bundler.layout import Layout
-from bundler.manifest import CalibrationEntry, QuantizationEntry
+from bundler.manifest import CalibrationEntry, FidelityEntry, QuantizationEntry
 from bundler.quantize import environment, writer
 from bundler.quantize.environment import check
+from bundler.quantize.fidelity import check_fidelity
 from bundler.quantize.journal import Journal
 from bundler.recipe import Quantization, Recipe
 from bundler.source import Source
@@ -26,7 +29,7 @@ from bundler.source import Source
 if TYPE_CHECKING:
     from bundler.quantize.samples import Samples
 
-__all__ = ["FORMAT", "check", "make_quantization_config", "run"]
+__all__ = ["FORMAT", "check", "check_fidelity", "make_quantization_config", "run"]
 
 FORMAT = "nvfp4-pack-quantized"
 OnLayer = Callable[[int, int, int], None]
@@ -94,10 +97,9 @@ def run(
     if _OUTSIDE not in done:
         _copy(units[_OUTSIDE], body, bundle)
         finish(_OUTSIDE)
-    samples = load_samples(recipe.calibration, recipe.folder, dataset_commit, load_processor(body.folder))
-    if not units.keys() <= done | {_OUTSIDE}:
-        quantize_layer = partial(_quantize_layer, recipe.quantization, body, layout, bundle)
-        _stream(body.folder, samples, units, done, quantize_layer, finish, on_layer)
+    samples = load_samples(recipe, dataset_commit, load_processor(body.folder))
+    bake = Bake(recipe.quantization, body, layout, bundle, units, done, finish)
+    fidelity, q4_0_blocks = _stream(bake, samples, on_layer)
     (bundle / checkpoint.INDEX).write_text(checkpoint.render_index(layout.shards), encoding="utf-8")
     calibration = recipe.calibration
     return QuantizationEntry(
@@ -122,6 +124,8 @@ def run(
         quantized_parameters=layout.quantized_parameters,
         kept_parameters=layout.kept_parameters,
         dropped_tensors=layout.dropped,
+        q4_0_blocks=q4_0_blocks,
+        fidelity=fidelity,
     )
 
 
@@ -134,53 +138,65 @@ def _make_units(layout: Layout) -> Units:
     return units
 
 
-def _stream(
-    folder: Path,
-    samples: Samples,
-    units: Units,
-    done: set[str],
-    quantize_layer: Callable[[int, Any, Mapping[str, Tensor], Callable[[int], None]], None],
-    finish: Callable[[str], None],
-    on_layer: OnLayer,
-) -> None:
-    from bundler.quantize.layer import linearize_experts
-    from bundler.quantize.stream import LayerStream, calibration_forward, load_model
+@dataclass(frozen=True, slots=True)
+class Bake:
+    """What every layer's work needs to know."""
 
-    model = load_model(folder)
-    with calibration_forward(model):
-        stream = LayerStream(model, samples.inputs)
-        count = len(stream.layers)
+    quantization: Quantization
+    body: Source
+    layout: Layout
+    bundle: Path
+    units: Units
+    done: set[str]
+    finish: Callable[[str], None]
+
+
+def _stream(bake: Bake, samples: Samples, on_layer: OnLayer) -> tuple[FidelityEntry, float]:
+    """Take every layer in turn through calibration, packing and the held-out comparison, and let go of it."""
+    from bundler.quantize import fidelity, stream
+    from bundler.quantize.layer import linearize_experts, on_q4_0_grid
+
+    model = stream.load_model(bake.body.folder)
+    with stream.calibration_forward(model):
+        layers = stream.take_layers(model)
+        count = len(layers)
+        left = [index for index in range(count) if f"layer {index}" not in bake.done]
+        calibration = stream.start(model, count, samples.inputs if left else [])
+        heldout = fidelity.start(model, count, samples.heldout)
+        grid = [0, 0]
         for index in range(count):
-            unit = f"layer {index}"
-            linearize_experts(stream.layers[index])
-            if unit in done:
-                stream.advance(index)
-            else:
-                quantize_layer(index, stream.layers[index], units[unit], stream.advance)
-                finish(unit)
-            stream.drop(index)
+            layer, layers[index] = layers[index], None
+            linearize_experts(layer)
+            modules = _find_modules(layer, bake.layout, index)
+            if index in left:
+                _quantize_layer(bake, index, layer, partial(stream.advance, calibration, index, layer))
+            elif left and index < left[-1]:
+                stream.advance(calibration, index, layer)
+            grid = [total + part for total, part in zip(grid, on_q4_0_grid(modules.values()), strict=True)]
+            fidelity.advance(heldout, index, layer, modules, bake.bundle, bake.units[f"layer {index}"])
             on_layer(index + 1, count, samples.num_tokens)
+    return fidelity.finish(heldout, model, count), round(grid[0] / max(grid[1], 1), 4)
 
 
-def _quantize_layer(
-    quantization: Quantization,
-    body: Source,
-    layout: Layout,
-    bundle: Path,
-    index: int,
-    layer: Any,
-    tensors: Mapping[str, Tensor],
-    advance: Callable[[int], None],
-) -> None:
+def _quantize_layer(bake: Bake, index: int, layer: Any, advance: Callable[[], None]) -> None:
     from bundler.quantize.layer import calibrating, pack
 
-    with calibrating(layer, index, quantization, layout.ignore) as modules:
-        _require_planned(modules, layout, index)
-        advance(index)
-    left = dict(tensors)
+    unit = f"layer {index}"
+    with calibrating(layer, index, bake.quantization, bake.layout.ignore) as modules:
+        _require_planned(modules, bake.layout, index)
+        advance()
+    left = dict(bake.units[unit])
     for name, tensor in pack(modules):
-        writer.write_tensor(bundle, left.pop(name), _bytes(tensor))
-    _copy(left, body, bundle)
+        writer.write_tensor(bake.bundle, left.pop(name), _bytes(tensor))
+    _copy(left, bake.body, bake.bundle)
+    bake.finish(unit)
+
+
+def _find_modules(layer: Any, layout: Layout, index: int) -> dict[str, Any]:
+    prefix = f"model.language_model.layers.{index}."
+    return {
+        name: layer.get_submodule(name.removeprefix(prefix)) for name in layout.quantized if name.startswith(prefix)
+    }
 
 
 def _require_planned(modules: Mapping[str, Any], layout: Layout, index: int) -> None:

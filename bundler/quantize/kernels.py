@@ -68,7 +68,7 @@ def group_amax(bits, amax):
 
 @nb.njit(parallel=True, cache=True)
 def pack(bits, amax, global_scale, scale, packed):
-    """Group scales (fp8_e4m3 codes) and packed e2m1 pairs of bf16 bits, given each group's amax and the global scale."""
+    """Group scales (fp8_e4m3 codes) and packed e2m1 pairs of bf16 bits, given each group's amax and the global one."""
     rows, groups = amax.shape
     for row in nb.prange(rows):
         for group in range(groups):
@@ -94,3 +94,30 @@ def pack(bits, amax, global_scale, scale, packed):
                     sign = nb.uint8((value >> nb.uint32(28)) & nb.uint32(8)) * nb.uint8(ratio > _F32(0.0))
                     byte |= (index | sign) << nb.uint8(4 * half)
                 packed[row, group * 8 + pair] = byte
+
+
+@nb.njit(cache=True)
+def count_on_grid(bits):
+    """Blocks of 32 along the rows of bits [rows, columns] uint16 (bf16) that lie on a q4_0 grid.
+
+    q4_0 (llama.cpp, ggml-quants.c): every weight of a block is d * q with q from -8 to 7, and d is the weight of the
+    largest magnitude divided by -8. Equality is up to bf16's rounding of d * q; an all-zero block is on the grid.
+    """
+    rows, columns = bits.shape
+    count = 0
+    for row in range(rows):
+        for first in range(0, columns, 32):
+            largest = _F32(0.0)
+            for column in range(first, first + 32):
+                value = _as_float32(nb.uint32(bits[row, column]) << nb.uint32(16))
+                if abs(value) > abs(largest):
+                    largest = value
+            step = largest / _F32(-8.0)
+            fits = True
+            for column in range(first, first + 32):
+                value = _as_float32(nb.uint32(bits[row, column]) << nb.uint32(16))
+                level = np.rint(value / step) if step != 0 else _F32(0.0)
+                if level < -8 or level > 7 or abs(value - level * step) > abs(value) * _F32(0.00390625):
+                    fits = False
+            count += fits
+    return count

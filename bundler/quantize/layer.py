@@ -11,6 +11,7 @@ from bundler.gemma4 import fused_groups
 from bundler.quantize.pack import check_weight, observe, pack_fused
 from bundler.recipe import Quantization
 
+_SAMPLED_ROWS = 64
 _ROWS = 1024
 """Rows packed at a time: compressed-tensors' packing needs about 20 times a weight's memory."""
 
@@ -91,6 +92,22 @@ def _pack_observed(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, module in modules.items():
         for suffix, tensor in _pack_module(module).items():
             yield f"{name}.{suffix}", tensor
+
+
+def on_q4_0_grid(modules: Iterable[Any]) -> tuple[int, int]:
+    """(blocks of 32 weights that lie on a q4_0 grid, blocks looked at) in the first rows of each module."""
+    import torch
+
+    from bundler.quantize.kernels import count_on_grid
+
+    found = looked = 0
+    for module in modules:
+        weight = module.weight.detach()[:_SAMPLED_ROWS]
+        if weight.dtype is torch.bfloat16:
+            blocks = weight.shape[1] // 32
+            found += int(count_on_grid(weight[:, : blocks * 32].contiguous().view(torch.uint16).numpy()))
+            looked += weight.shape[0] * blocks
+    return found, looked
 
 
 def _tree(layer: Any, index: int) -> Any:

@@ -1,9 +1,10 @@
-"""The calibration forward, one decoder layer at a time: every sample passes layer N before layer N+1 is touched."""
+"""The forward, one decoder layer at a time: every sample passes layer N before layer N+1 is touched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,41 +35,56 @@ def load_model(folder: Path) -> Any:
     return model.eval()
 
 
-class LayerStream:
-    """The samples on their way through the decoder.
+def take_layers(model: Any) -> list[Any]:
+    """Take the decoder layers out of the model, so that each can be freed once it has been passed."""
+    from torch import nn
 
-    `advance(layer)` sends every sample through one layer and keeps only its output; nothing refers to a layer once it
-    has been passed, so that its memory can be freed.
-    """
+    layers = list(model.model.language_model.layers)
+    model.model.language_model.layers = nn.ModuleList()
+    return layers
 
-    def __init__(self, model: Any, inputs: Sequence[Mapping[str, Any]]) -> None:
-        decoder = model.model.language_model
-        self.layers: list[Any] = list(decoder.layers)
-        self._hidden: list[Any] = []
-        self._calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]] = []
-        decoder.layers = _make_recorders(len(self.layers), self)
-        for sample in inputs:
-            self._calls.append([])
-            model.model(**sample, use_cache=False)
 
-    def record(self, index: int, hidden: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take down what the model passes to layer `index` for the current sample."""
-        if index == 0:
-            self._hidden.append(hidden)
-        self._calls[-1].append((args, kwargs))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """Samples on their way through the decoder: their hidden states, and what the model passes to each layer."""
 
-    def advance(self, index: int) -> None:
-        """Send every sample through layer `index`; hidden states are [1, tokens, hidden_size]."""
-        layer = self.layers[index]
-        for number, calls in enumerate(self._calls):
-            args, kwargs = calls[index]
-            self._hidden[number] = layer(self._hidden[number], *args, **kwargs)
+    hidden: list[Any]
+    """[1, tokens, hidden_size] a sample, after the layers passed so far."""
+    calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]]
 
-    def drop(self, index: int) -> None:
-        """Forget a layer that has been passed."""
-        self.layers[index] = None
-        for calls in self._calls:
-            calls[index] = ((), {})
+
+def start(model: Any, num_layers: int, inputs: Sequence[Mapping[str, Any]]) -> Stream:
+    """Run everything before the first decoder layer, and note what the model would pass to each."""
+    from torch import nn
+
+    stream = Stream(hidden=[], calls=[])
+
+    class Recorder(nn.Module):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+        def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.index == 0:
+                stream.hidden.append(hidden)
+            stream.calls[-1].append((args, kwargs))
+            return hidden
+
+    decoder = model.model.language_model
+    decoder.layers = nn.ModuleList(Recorder(index) for index in range(num_layers))
+    for sample in inputs:
+        stream.calls.append([])
+        model.model(**sample, use_cache=False)
+    decoder.layers = nn.ModuleList()
+    return stream
+
+
+def advance(stream: Stream, index: int, layer: Any) -> None:
+    """Send every sample through layer `index`, and forget what it was passed."""
+    for number, calls in enumerate(stream.calls):
+        args, kwargs = calls[index]
+        stream.hidden[number] = layer(stream.hidden[number], *args, **kwargs)
+        calls[index] = ((), {})
 
 
 @contextmanager
@@ -79,21 +95,6 @@ def calibration_forward(model: Any) -> Iterator[None]:
 
         with calibration_forward_context(model):
             yield
-
-
-def _make_recorders(count: int, stream: LayerStream) -> Any:
-    from torch import nn
-
-    class Recorder(nn.Module):
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            self.index = index
-
-        def forward(self, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-            stream.record(self.index, hidden, args, kwargs)
-            return hidden
-
-    return nn.ModuleList(Recorder(index) for index in range(count))
 
 
 @contextmanager
@@ -107,17 +108,19 @@ def _source_errors(folder: Path) -> Iterator[None]:
 @contextmanager
 def _quiet_libraries() -> Iterator[None]:
     """Keep transformers' and llm-compressor's own bars and warnings off stderr: what matters is a finding of ours."""
+    import llmcompressor  # noqa: F401  (switches its logger on when imported)
     import transformers
     from loguru import logger
 
+    libraries = ("llmcompressor", "compressed_tensors")
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for library in ("llmcompressor", "compressed_tensors"):
+    for library in libraries:
         logger.disable(library)
     try:
         yield
     finally:
         transformers.logging.set_verbosity(verbosity)
-        for library in ("llmcompressor", "compressed_tensors"):
+        for library in libraries:
             logger.enable(library)

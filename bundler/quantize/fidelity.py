@@ -1,0 +1,206 @@
+"""How faithful the baked body is: held-out samples pass each layer twice, as in the source and as in the bundle.
+
+The second time a layer has the packed weights, read back from the bundle and dequantized, and its inputs are rounded
+to 4 bit as at run time. At the end there are two sets of logits; of the model, one layer was in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bundler.checkpoint import Tensor as Address
+from bundler.errors import QuantizationError
+from bundler.findings import Finding, error, note, warning
+from bundler.gemma4 import layer_of
+from bundler.manifest import FidelityEntry, LayerFidelity, QuantizationEntry
+from bundler.quantize import stream
+from bundler.quantize.nvfp4 import load_module, round_input
+from bundler.recipe import Fidelity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_QAT_BLOCKS = 0.5
+_SEED = "card of the published 31B MTP bundle: the non-QAT 12B collapsed on the recipe that the QAT 31B takes cleanly"
+_POSITIONS = 128
+"""Positions whose logits are held at a time: Gemma's vocabulary has 262,144 entries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Twins:
+    """The held-out samples on both their ways, and every quantized module's signal and noise power so far."""
+
+    source: stream.Stream
+    quantized: stream.Stream
+    labels: Sequence[Tensor]
+    """Token ids [tokens] a sample; -1 for what is no text."""
+    power: dict[str, list[float]] = field(default_factory=dict)
+
+
+def start(model: Any, num_layers: int, inputs: Sequence[Mapping[str, Any]]) -> Twins:
+    """Both ways before the first layer, where they are still one."""
+    return Twins(
+        source=stream.start(model, num_layers, inputs),
+        quantized=stream.start(model, num_layers, inputs),
+        labels=[_text_tokens(sample) for sample in inputs],
+    )
+
+
+def advance(
+    twins: Twins, index: int, layer: Any, modules: Mapping[str, Any], bundle: Path, addresses: Mapping[str, Address]
+) -> None:
+    """Send the samples through layer `index` on both ways.
+
+    `modules` are its quantized Linears by full name, holding the source's weights; `addresses` says where their
+    tensors are in the bundle.
+    """
+    packed = {name: load_module(bundle, addresses, name, module.weight.dtype) for name, module in modules.items()}
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.enter_context(_measured(module, *packed[name], twins.power.setdefault(name, [0.0, 0.0])))
+        stream.advance(twins.source, index, layer)
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.enter_context(_as_bundled(module, *packed[name]))
+        stream.advance(twins.quantized, index, layer)
+
+
+def finish(twins: Twins, model: Any, num_layers: int) -> FidelityEntry:
+    """Compare the two sets of logits over every text token that the samples predict."""
+    import torch
+
+    divergence = nll = nll_quantized = 0.0
+    agreed = count = 0
+    for source, quantized, labels in zip(twins.source.hidden, twins.quantized.hidden, twins.labels, strict=True):
+        for first in range(0, len(labels) - 1, _POSITIONS):
+            targets = labels[first + 1 : first + 1 + _POSITIONS]
+            text = targets >= 0
+            at = slice(first, first + len(targets))
+            with torch.no_grad():
+                p, q = (_log_probabilities(model, hidden[0, at][text]) for hidden in (source, quantized))
+            picked = targets[text][:, None]
+            divergence += float((p.exp() * (p - q)).sum())
+            agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
+            nll -= float(p.gather(1, picked).sum())
+            nll_quantized -= float(q.gather(1, picked).sum())
+            count += int(text.sum())
+    if not count or not math.isfinite(divergence):
+        fault = "the quantized body's logits are not finite" if count else "no text token is held out"
+        raise QuantizationError(fault, hint="look at the source checkpoint and at the held-out data")
+    return FidelityEntry(
+        num_samples=len(twins.labels),
+        num_tokens=count,
+        kl_divergence=_digits(divergence / count),
+        top1_agreement=_digits(agreed / count),
+        perplexity=_digits(math.exp(nll / count)),
+        perplexity_ratio=_digits(math.exp((nll_quantized - nll) / count)),
+        layers=_worst_modules(twins.power, num_layers),
+    )
+
+
+def check_fidelity(limits: Fidelity, baked: QuantizationEntry) -> list[Finding]:
+    """Where the baked body falls short of the recipe's limits; what the recipe accepts with a reason is a warning."""
+    measured = baked.fidelity
+    faults = []
+    if measured.kl_divergence > limits.max_kl_divergence:
+        faults.append(("fidelity-kl", f"KL divergence {measured.kl_divergence:g} > {limits.max_kl_divergence:g}"))
+    if measured.top1_agreement < limits.min_top1_agreement:
+        faults.append(
+            ("fidelity-top1", f"top-1 agreement {measured.top1_agreement:g} < {limits.min_top1_agreement:g}")
+        )
+    if measured.perplexity_ratio > limits.max_perplexity_ratio:
+        words = f"perplexity is {measured.perplexity_ratio:g} times the source's, over {limits.max_perplexity_ratio:g}"
+        faults.append(("fidelity-perplexity", words))
+    worst = ", ".join(f"layer {layer.layer} {layer.sqnr_db:g} dB ({layer.module})" for layer in worst_layers(measured))
+    findings = []
+    for code, message in faults:
+        if limits.accept:
+            findings.append(warning(code, "body", f"{message}; accepted: {limits.accept}"))
+            continue
+        hint = (
+            "start from a QAT checkpoint, leave attention in bf16 with quantization.ignore = ['re:.*self_attn.*'], or "
+            "try quantization.weight_observer = 'memoryless_mse'; fidelity.accept = 'why' records an exception"
+        )
+        findings.append(error(code, "body", f"{message}; worst layers: {worst}", hint))
+    if baked.q4_0_blocks < _QAT_BLOCKS:
+        message = f"{baked.q4_0_blocks:.1%} of the source's blocks of 32 weights lie on a q4_0 grid"
+        hint = "full W4A4 breaks Gemma 4 bodies without quantization-aware training; a QAT body may still be unsnapped"
+        findings.append(note("body-off-grid", "body", message, hint, _SEED))
+    bare = sorted(layer.layer for layer in measured.layers if layer.module is None)
+    if bare:
+        message = f"nothing is quantized in layers {', '.join(map(str, bare))}"
+        findings.append(note("fidelity-bare-layers", "body", message))
+    return findings
+
+
+def worst_layers(measured: FidelityEntry, count: int = 5) -> list[LayerFidelity]:
+    """The layers with the lowest signal-to-quantization-noise ratio, the worst first."""
+    quantized = [layer for layer in measured.layers if layer.sqnr_db is not None]
+    return sorted(quantized, key=lambda layer: (layer.sqnr_db, layer.layer))[:count]
+
+
+@contextmanager
+def _measured(module: Any, weight: Tensor, global_scale: Tensor, power: list[float]) -> Iterator[None]:
+    """Add up, while the source's way runs, the power of a Linear's output and of its error when quantized."""
+    from torch.nn.functional import linear
+
+    def compare(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        noise = linear(round_input(args[0], global_scale), weight).float() - output.float()
+        power[0] += float(output.float().square().sum())
+        power[1] += float(noise.square().sum())
+
+    handle = module.register_forward_hook(compare)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def _as_bundled(module: Any, weight: Tensor, global_scale: Tensor) -> Iterator[None]:
+    """Let a Linear compute as it will from the bundle."""
+    handle = module.register_forward_pre_hook(lambda _, args: (round_input(args[0], global_scale), *args[1:]))
+    source, module.weight.data = module.weight.data, weight
+    yield
+    module.weight.data = source
+    handle.remove()
+
+
+def _text_tokens(sample: Mapping[str, Any]) -> Tensor:
+    labels: Tensor = sample["input_ids"][0].clone()
+    if (kinds := sample.get("mm_token_type_ids")) is not None:
+        labels[kinds[0] != 0] = -1
+    return labels
+
+
+def _log_probabilities(model: Any, hidden: Tensor) -> Tensor:
+    """float32 [positions, vocabulary], through the body's own last norm, head and soft cap."""
+    logits = model.lm_head(model.model.language_model.norm(hidden)).float()
+    cap = model.config.get_text_config().final_logit_softcapping
+    if cap is not None:
+        logits = (logits / cap).tanh() * cap
+    result: Tensor = logits.log_softmax(-1)
+    return result
+
+
+def _worst_modules(power: Mapping[str, Sequence[float]], num_layers: int) -> tuple[LayerFidelity, ...]:
+    worst: dict[int, tuple[float, str]] = {}
+    for name, (signal, noise) in power.items():
+        index = layer_of(name)
+        if index is not None and signal > 0:
+            sqnr_db = 10 * math.log10(signal / max(noise, signal * 1e-20))
+            worst[index] = min(worst.get(index, (math.inf, "")), (sqnr_db, name.split(".", 4)[4]))
+    return tuple(
+        LayerFidelity(layer=index, sqnr_db=round(worst[index][0], 2), module=worst[index][1])
+        if index in worst
+        else LayerFidelity(layer=index, sqnr_db=None, module=None)
+        for index in range(num_layers)
+    )
+
+
+def _digits(value: float) -> float:
+    """Four significant digits: what a rerun on another processor gives too."""
+    return float(f"{value:.4g}")
