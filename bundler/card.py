@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from bundler.engines import (
     select_facts,
 )
 from bundler.errors import CompatibilityError, RecipeError, VerificationError
+from bundler.evidence import Evidence, make_digest, make_tested
+from bundler.evidence import load_all as load_evidence
 from bundler.front_matter import make_front_matter, render_front_matter
 from bundler.gemma4 import Kind, find_kind, kv_geometry, own_layer_types
 from bundler.manifest import FileEntry, Manifest, hash_file
@@ -37,7 +40,8 @@ from bundler.manifest import load as load_manifest
 from bundler.manifest import write as write_manifest
 from bundler.markdown import cell, code, link, prose
 from bundler.measurements import Measurement, load_measurements
-from bundler.recipe import Recipe, parse
+from bundler.recipe import Recipe, load_bundled, parse
+from bundler.recipe import load as load_recipe
 from bundler.resources import load_resource
 from bundler.source import Source
 from bundler.tables import make_headline, make_tables
@@ -106,7 +110,10 @@ def render_bundle(bundle: Path, manifest: Manifest | None = None, *, repo_id: st
         raise VerificationError(f"the bundle {bundle} is not whole: {exc}", hint="bundle verify says what is") from exc
     measurements = load_measurements((bundle / "measurements").glob("*.json"))
     sections = load_sections(bundle / "assets", [Path(path.name) for path in recipe.card.sections])
-    return render(recipe, manifest, measurements, load_facts(), parts=parts, sections=sections, repo_id=repo_id)
+    tested = [item for item in load_evidence(bundle) if item.bundle_sha256 == make_digest(manifest)]
+    return render(
+        recipe, manifest, measurements, load_facts(), parts=parts, sections=sections, repo_id=repo_id, evidence=tested
+    )
 
 
 def write_bundle(bundle: Path, *, repo_id: str | None = None) -> None:
@@ -130,6 +137,7 @@ def render(
     parts: Parts | None = None,
     sections: Sequence[str] = (),
     repo_id: str | None = None,
+    evidence: Sequence[Evidence] = (),
 ) -> str:
     """The whole card. Without a manifest it is a preview: what a bake would record is left out.
 
@@ -151,6 +159,7 @@ def render(
         "reports": [_source(number, entry) for number, entry in enumerate(measurements, start=1)],
         "headline": [views.headline(table, row) for table, row in make_headline(measurements)],
         "reported": bool(measurements) and all(entry.basis == "reported" for entry in measurements),
+        "tested": make_tested(evidence),
         "releases": make_release_ranges(facts, setting),
         "release_notes": _works(matches),
         "tables": views.measured_tables(make_tables(measurements)),
@@ -163,6 +172,14 @@ def render(
         "origins": views.sources(manifest) if manifest else [],
         "sections": sections,
     }
+    body = _environment().get_template("card.md.jinja").render(context)
+    matter = render_front_matter(make_front_matter(recipe, known.body_card, known.body_config))
+    return matter + "\n" + re.sub(r"\n{3,}", "\n\n", body).strip() + "\n"
+
+
+@cache
+def _environment() -> SandboxedEnvironment:
+    """Made once: parsing the template takes longer than rendering it."""
     environment = SandboxedEnvironment(
         loader=FunctionLoader(load_resource), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -179,9 +196,7 @@ def render(
         "model": views.model_link,
         "refs": views.references,
     }
-    body = environment.get_template("card.md.jinja").render(context)
-    matter = render_front_matter(make_front_matter(recipe, known.body_card, known.body_config))
-    return matter + "\n" + re.sub(r"\n{3,}", "\n\n", body).strip() + "\n"
+    return environment
 
 
 _TOPICS = {
@@ -213,6 +228,14 @@ def make_setting(recipe: Recipe, parts: Parts) -> Setting:
         multimodal=config is None or "vision_config" in config,
         num_speculative_tokens=recipe.drafter.num_speculative_tokens,
     )
+
+
+def load_setting(source: Path) -> Setting:
+    """What the engine facts are asked about a recipe file, or a bundle's folder."""
+    if source.suffix == ".toml":
+        return make_setting(load_recipe(source), Parts())
+    recipe = load_bundled(source)
+    return make_setting(recipe, load_parts(source, load_manifest(source)))
 
 
 def _find_kind(config: Mapping[str, Any] | None, model: str) -> Kind | None:

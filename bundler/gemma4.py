@@ -19,6 +19,8 @@ DRAFTER_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 GROUP_SIZE = 16
 """Weights that share one FP8 scale in NVFP4."""
 
+LAYERS = "model.language_model.layers"
+"""Where the decoder layers are, in checkpoint names and in module names alike."""
 LAYER = re.compile(r"model\.language_model\.layers\.(\d+)\.")
 _LINEAR = re.compile(r"model\.language_model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)")
 _EXPERTS = re.compile(r"(model\.language_model\.layers\.\d+\.experts)\.(gate_up_proj|down_proj)")

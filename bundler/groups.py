@@ -28,7 +28,7 @@ _GROUPS = (
     ("vision", r"\.(vision_tower|embed_vision|vision_embedder)\.", "engines keep it bf16"),
     ("audio", r"\.(audio_tower|embed_audio)\.", "engines keep it bf16"),
     ("per-layer table", r"embed_tokens_per_layer\.", "a lookup table"),
-    ("per-layer", r"per_layer", "much loss, small gain"),  # exllamav3 #253: twice the KL divergence for 1 % of size
+    ("per-layer", r"per_layer", "too lossy in 4 bit"),  # exllamav3 #253: twice the KL divergence for 1 % of size
     ("embeddings", r"(embed_tokens|lm_head)\.", "shared with the head"),
     ("router", r"\.router\.", "picks the experts"),
     ("norms, scalars", r"", "vectors"),

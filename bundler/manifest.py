@@ -10,7 +10,7 @@ import re
 import types
 import typing
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -42,6 +42,10 @@ class FileEntry:
     size_bytes: int
     sha256: str
     role: str
+
+
+Known = Callable[[FileEntry, Path], bool]
+"""Whether a file at hand is known to have its entry's hash, so that it need not be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +112,11 @@ class FidelityEntry:
     perplexity_ratio: float
     """The quantized body's divided by the source's."""
     layers: tuple[LayerFidelity, ...]
+
+    def worst(self, count: int = 5) -> list[LayerFidelity]:
+        """The layers with the lowest signal-to-quantization-noise ratio, the worst first."""
+        quantized = [(layer.sqnr_db, layer.layer, layer) for layer in self.layers if layer.sqnr_db is not None]
+        return [layer for _, _, layer in sorted(quantized, key=lambda item: item[:2])[:count]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,13 +240,16 @@ def make_entries(root: Path) -> tuple[FileEntry, ...]:
         )
 
 
-def compare(manifest: Manifest, root: Path) -> list[Finding]:
-    """Every difference between a manifest and the files beside it, sorted by path; each file is hashed once."""
+def compare(manifest: Manifest, root: Path, *, is_known: Known | None = None) -> list[Finding]:
+    """Every difference between a manifest and the files beside it, sorted by path; each file is hashed once.
+
+    Files of which `is_known` says that they still have the manifest's hash are not read.
+    """
     expected = {entry.path: entry for entry in manifest.files}
     present = {path.as_posix(): root / path for path in list_files(root)}
     with ThreadPoolExecutor() as pool:
         both = sorted(expected.keys() & present.keys())
-        findings = list(pool.map(lambda path: _compare_file(expected[path], present[path]), both))
+        findings = list(pool.map(lambda path: _compare_file(expected[path], present[path], is_known), both))
     for path in expected.keys() - present.keys():
         findings.append(error("file-missing", path, f"is listed in {NAME} but not here", "download the bundle again"))
     for path in present.keys() - expected.keys():
@@ -245,12 +257,14 @@ def compare(manifest: Manifest, root: Path) -> list[Finding]:
     return sorted((finding for finding in findings if finding), key=lambda finding: finding.where)
 
 
-def _compare_file(entry: FileEntry, path: Path) -> Finding | None:
+def _compare_file(entry: FileEntry, path: Path, is_known: Known | None) -> Finding | None:
     try:
         size = path.stat().st_size
         if size != entry.size_bytes:
             message = f"has {size} bytes, {NAME} says {entry.size_bytes}"
             return error("file-size", entry.path, message, "download it again")
+        if is_known is not None and is_known(entry, path):
+            return None
         sha256 = hash_file(path)[1]
     except OSError as exc:
         return error("file-unreadable", entry.path, f"cannot be read: {exc.strerror}")

@@ -25,11 +25,20 @@ from bundler.groups import ModuleGroup, make_groups
 from bundler.layout import Layout, make_layout
 from bundler.licence import check_licences
 from bundler.machine import Machine
-from bundler.quantize import environment
 from bundler.recipe import Recipe
 from bundler.serve_plan import ServePlan, check_serve_plan, make_serve_plan
 from bundler.source import Source
-from bundler.workload import Estimate, Relief, Workload, check_machine, halve, make_estimates, make_workload
+from bundler.workload import (
+    Estimate,
+    Relief,
+    Workload,
+    check_machine,
+    halve,
+    in_float32,
+    make_estimates,
+    make_workload,
+    room_bytes,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,24 +139,28 @@ def make_plan(
 
 
 def _make_bake_plan(plan: Plan, machine: Machine, refuse: bool) -> BakePlan:
-    config, _ = to_published_schema(plan.body.config)
-    shapes = _shapes(plan.body)
-    files = [
-        (source.folder / file.path, file.size_bytes) for source in (plan.body, plan.drafter) for file in source.files
-    ]
-    parts = {
+    from bundler.quantize import check as check_environment
+
+    sources = (plan.body, plan.drafter)
+    files = [(source.folder / file.path, file.size_bytes) for source in sources for file in source.files]
+    parts: dict[str, int] = {
         "source_bytes": sum(size for _, size in files),
         "missing_bytes": sum(size for path, size in files if not path.exists()),
         "output_bytes": plan.body_bytes + plan.drafter_bytes,
     }
-    calibration = plan.recipe.calibration
-    workload = make_workload(plan.layout, shapes, config, calibration, **parts)
+    float32, room = in_float32(plan.recipe.quantization.compute, machine), room_bytes(machine)
+    workload = make_workload(plan.recipe, plan.body, plan.layout, float32=float32, **parts)
     reliefs = []
-    for change, smaller in halve(calibration):
-        less = make_workload(plan.layout, shapes, config, smaller, **parts)
-        seconds = make_estimates(less, machine)[0].seconds
-        reliefs.append(Relief(change=change, peak_bytes=less.peak_bytes, seconds=seconds))
-    lacking = environment.check()
+    for change, smaller in halve(plan.recipe):
+        less = make_workload(smaller, plan.body, plan.layout, float32=float32, **parts)
+        relief = Relief(
+            change=change,
+            peak_bytes=less.peak_bytes(room),
+            spilled_bytes=less.spilled_bytes(room),
+            seconds=make_estimates(less, machine)[0].seconds,
+        )
+        reliefs.append(relief)
+    lacking = check_environment()
     if not refuse:
         lacking = [warning(fault.code, fault.where, fault.message, fault.hint, fault.source) for fault in lacking]
     return BakePlan(

@@ -17,70 +17,90 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bundler import engines
 from bundler.errors import BundlerError
+from bundler.figures import clock as clock_time
+from bundler.figures import count, short_bytes
 from bundler.findings import Finding, Severity
-from bundler.plan import Plan, licence_of, weight_bytes
-from bundler.source import Source
+from bundler.plan import Plan
+from bundler.plan_view import render_plan
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bundler.diff import Difference
+    from bundler.engines.environments import Environment
+    from bundler.engines.matrix import Line
+    from bundler.evidence import Evidence
     from bundler.hub import RemoteFile
     from bundler.manifest import FileEntry
     from bundler.push import Outcome
+    from bundler.quantize import Progress as Baking
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 _PIPE_WIDTH = 10_000  # nothing wraps where no terminal shows it, so that grep finds whole sentences
 _HEARTBEAT_S = 10.0
+_FIT_NOTE = (
+    "KV cache: of each card. `tokens` fit however streams are cut; then the longest context of 1 stream, and of 8 at "
+    "once, with the drafter and alone. An estimate: the line `GPU KV cache size` in vLLM's own log decides."
+)
 
 Report = Callable[..., None]
 """report(done, total, tokens=…, what=…): how far the work is."""
 
 
 def print_plan(plan: Plan) -> None:
-    """A plan for people: what goes in, what becomes of it module by module, what comes out, warnings and notes.
+    """A plan for people: what goes in, what comes out, what it takes, where it can be served, warnings and notes.
 
     The plan's errors are left to the error that refuses it.
     """
-    recipe, calibration, serve, layout = plan.recipe, plan.recipe.calibration, plan.recipe.serve, plan.layout
-    dataset = calibration.dataset
-    if plan.dataset_commit:
-        dataset = f"{dataset} ({calibration.split}) at {plan.dataset_commit[:12]}"
-    samples = f"{_count(calibration.num_samples, 'sample')} of at most {calibration.max_seq_length:,} tokens"
-    cards = "1 card"
-    if serve.tensor_parallel_size > 1:
-        cards = f"{serve.tensor_parallel_size} cards, {serve.interconnect}"
-    context = f", {serve.max_model_len:,} tokens of context" if serve.max_model_len else ""
-    drafted = f"{_count(recipe.drafter.num_speculative_tokens, 'token')} drafted a step"
-    shards = _count(len(layout.shards), "shard")
-    _write(
-        Text.assemble(
-            (recipe.name, "bold"), f"\n{recipe.quantization.scheme} body and drafter, Gemma 4 {plan.kind}\n"
-        ),
-        _labelled(
-            ("body", plan.body.model, _describe(plan.body)),
-            ("drafter", plan.drafter.model, _describe(plan.drafter)),
-            ("calibration", dataset, f"{samples}, seed {calibration.seed}"),
-            (
-                "serving",
-                f"{serve.engine} {serve.version} on {cards}",
-                f"KV cache {serve.kv_cache_dtype}{context}, {drafted}",
-            ),
-        ),
-        Text(),
-        _group_table(plan),
-        Text(),
-        _labelled(
-            (
-                "body",
-                _exact(plan.body_bytes),
-                f"{shards} and the index; {_short_bytes(weight_bytes(plan.body))} before",
-            ),
-            ("drafter", _exact(plan.drafter_bytes), "copied byte for byte"),
-            ("together", _exact(plan.body_bytes + plan.drafter_bytes), "tokenizers, card and licence come on top"),
-        ),
-    )
-    if remarks := [finding for finding in plan.findings if finding.severity is not Severity.ERROR]:
+    _write(*render_plan(plan))
+    if plan.serving:
+        note = Text(f"{_FIT_NOTE} --json lists what this rests on.", "dim")
+        _write(Padding(note, (0, 0, 0, 2)), Text("\nserve line, D being the folder of the bundle", "bold"))
+        print_lines(engines.render_bash(plan.serving.command, "D").splitlines())
+    both = (*plan.findings, *(plan.bake.findings if plan.bake else ()))
+    if remarks := [finding for finding in both if finding.severity is not Severity.ERROR]:
         _write(Text())
         print_findings(remarks)
+
+
+def print_differences(left: str, right: str, differences: Iterable[Difference]) -> None:
+    """Differences section by section: what the left side has, then the right; a long text from where they part."""
+    differences = list(differences)
+    if not differences:
+        return print_result(f"{left} and {right} do not differ")
+    _write(Text.assemble((f"- {left}\n", "red"), (f"+ {right}", "green")))
+    for section in dict.fromkeys(difference.section for difference in differences):
+        _write(Text(f"\n{section}", "bold"))
+        for found in (difference for difference in differences if difference.section == section):
+            times = Text(f" ({found.count} times)" if found.count > 1 else "", "dim")
+            _write(Padding(Text.assemble(found.where, times), (0, 0, 0, 2)))
+            for mark, colour, text in zip("-+", ("red", "green"), _parting(found.left, found.right), strict=True):
+                if text is not None:
+                    words = "has it" if text == found.where else text
+                    _write(Padding(Text(f"{mark} {words}", colour), (0, 0, 0, 4)))
+    places = sum(difference.count for difference in differences)
+    return _write(Text(f"\n{count(places, 'difference')}"))
+
+
+def _parting(left: str | None, right: str | None) -> tuple[str | None, str | None]:
+    """Two texts, each cut to the first line in which they differ."""
+    if left is None or right is None:
+        return tuple(text and text.splitlines()[0] for text in (left, right))  # type: ignore[return-value]
+    lines = [*zip(left.splitlines(), right.splitlines(), strict=False)]
+    for ours, theirs in lines:
+        if ours != theirs:
+            return ours, theirs
+    longer = [text.splitlines()[len(lines) :][:1] for text in (left, right)]
+    return tuple(more[0] if more else "(ends here)" for more in longer)  # type: ignore[return-value]
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines to be copied, indented; none is broken, however narrow the terminal."""
+    console = _console()
+    for line in lines:
+        console.print(Text(f"  {line}"), soft_wrap=True)
 
 
 def print_findings(findings: Iterable[Finding], *, to_stderr: bool = False) -> None:
@@ -102,7 +122,7 @@ def print_findings(findings: Iterable[Finding], *, to_stderr: bool = False) -> N
             to_stderr=to_stderr,
         )
     counted = Counter(finding.severity for finding in findings)
-    _write(Text(", ".join(_count(counted[kind], kind) for kind in order if kind in counted)), to_stderr=to_stderr)
+    _write(Text(", ".join(count(counted[kind], kind) for kind in order if kind in counted)), to_stderr=to_stderr)
 
 
 def print_error(error: BundlerError) -> None:
@@ -137,16 +157,18 @@ def print_outcome(outcome: Outcome) -> None:
     changes: list[tuple[str, str, FileEntry | RemoteFile]] = [
         *(("add", "green", file) for file in plan.add),
         *(("replace", "yellow", file) for file in plan.replace),
+        *(("keep", "dim", file) for file in plan.keep if outcome.commit == plan.base),
         *(("delete", "red", file) for file in plan.delete),
-        *(("leave", "dim", file) for file in plan.foreign),
+        *(("leave", "dim", file) for file in plan.leave),
     ]
+    copied = {copy.path: f", copied from {copy.model}" for copy in plan.copy}
     table = Table.grid(padding=(0, 2))
     for style in ("", "", "dim"):
         table.add_column(style=style, overflow="fold")
     for verb, colour, file in changes:
-        table.add_row(Text(verb, colour), file.path, _short_bytes(file.size_bytes))
+        table.add_row(Text(verb, colour), file.path, short_bytes(file.size_bytes) + copied.get(file.path, ""))
     at = f" at {outcome.commit[:12]}" if outcome.commit else ""
-    kept = f"{_count(len(plan.keep), 'file')} there already, at most {_short_bytes(plan.send_bytes)} to send"
+    kept = f"{count(len(plan.keep), 'file')} there already, at most {short_bytes(plan.send_bytes)} to send"
     _write(table if changes else Text("no file differs"), Text(kept, "dim"))
     print_findings(plan.findings)
     visible = "private" if outcome.private else "public"
@@ -171,15 +193,49 @@ def progress(label: str, unit: str, *, clock: Callable[[], float] = time.monoton
             elapsed, fresh = clock() - start, done - base
             words = [what, f"{unit} {done}/{total}"]
             if unit == "bytes":
-                words[1] = f"{_short_bytes(done)} of {_short_bytes(total)}"
+                words[1] = f"{short_bytes(done)} of {short_bytes(total)}"
             if tokens and fresh > 0 and elapsed > 0:
                 words.append(f"{tokens * fresh / elapsed:,.0f} tokens/s")
-            words.append(f"{_clock(elapsed)} elapsed")
+            if unit == "bytes" and fresh > 0 and elapsed > 0:
+                words.append(f"{short_bytes(int(fresh / elapsed))}/s")
+            words.append(f"{clock_time(elapsed)} elapsed")
             if fresh > 0 and done < total:
-                words.append(f"{_clock(elapsed * (total - done) / fresh)} left")
+                words.append(f"{clock_time(elapsed * (total - done) / fresh)} left")
             draw(done, total, ", ".join(word for word in words if word), elapsed)
             if done >= total:
                 shown.close()  # what comes next may want the last line for itself
+
+        yield report
+
+
+@contextmanager
+def baking(*, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[Baking], None]]:
+    """Show a bake: layer, tokens a second, share of the measured peak, memory, time left."""
+    from bundler.quantize.memory import anonymous_bytes
+
+    with ExitStack() as shown:
+        start, draw = 0.0, None
+
+        def report(state: Baking) -> None:
+            nonlocal start, draw
+            if draw is None:
+                start, draw = clock(), shown.enter_context(_draw("layers"))
+            elapsed = clock() - start
+            words = [f"layer {state.layers}/{state.num_layers}"]
+            if state.tokens and elapsed > 0:
+                words.append(f"{state.tokens / elapsed:,.0f} tokens/s")
+                if state.peak_flops:
+                    words.append(f"{state.flops / elapsed / state.peak_flops:.0%} of peak")
+            if anonymous := anonymous_bytes():
+                words.append(f"{short_bytes(anonymous)} of memory")
+            words.append(f"{clock_time(elapsed)} elapsed")
+            if 0 < state.tokens < state.num_tokens:
+                words.append(f"{clock_time(elapsed * (state.num_tokens - state.tokens) / state.tokens)} left")
+            over = state.layers == state.num_layers
+            done, total = (1, 1) if over else (state.tokens, max(state.num_tokens, state.tokens + 1))
+            draw(done, total, ", ".join(words), elapsed)
+            if over:
+                shown.close()
 
         yield report
 
@@ -220,64 +276,71 @@ def _write(*parts: RenderableType, to_stderr: bool = False) -> None:
     console.file.write(re.sub(r" +((?:\x1b\[[\d;]*m)*)$", r"\1", captured.get(), flags=re.MULTILINE))
 
 
+def print_evidence(evidence: Evidence) -> None:
+    """What an engine did with a bundle: answers, drafts, agreement, findings, and what the outcome does not say."""
+    from bundler.evidence import make_tested
+
+    (row,), notes = make_tested([evidence])
+    rows = [("engine", row.engine, row.device), ("served", row.subject, f"kernels: {row.kernels}")]
+    rows += [("alone", row.body, ""), ("drafter", row.drafter, "")]
+    for answer in evidence.runs[0].answers if evidence.runs else ():
+        rows.append((answer.prompt, repr(answer.asked), repr(answer.text)))
+    table = Table.grid(padding=(0, 2))
+    for style in ("bold", "", "dim"):
+        table.add_column(style=style, overflow="fold")
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    _write(table)
+    print_findings(evidence.findings)
+    print_result(f"{evidence.outcome}: {row.outcome}", f"recorded in {evidence.file} and in the card's table")
+    for text in notes:
+        _write(Text(text.replace("**", "").replace("`", ""), "dim"))
+
+
+def print_environments(found: Iterable[tuple[Environment, int, int]], folder: Path) -> None:
+    """Every engine environment: what it holds, its size, and what removing it frees."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("engine", "device", "with", "size", "its own"):
+        table.add_column(name)
+    for environment, total, own in found:
+        release = environment.release
+        beside = ", ".join(f"{name} {environment.packages[name]}" for name in _BESIDE if name in environment.packages)
+        sizes = (short_bytes(total), short_bytes(own))
+        table.add_row(f"{release.engine} {release.version}", release.device, beside, *sizes)
+    _write(table if table.row_count else Text("no engine is installed"))
+    _write(Text(f"in {folder}; what is not its own is shared with uv's cache and freed with that", "dim"))
+
+
+_BESIDE = ("torch", "transformers", "compressed-tensors")
+
+
+def print_matrix(lines: Iterable[Line], first: str | None) -> None:
+    """Engine releases, what is known of each for one bundle, and why."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("release", "verdict", "known", "transformers", "why"):
+        table.add_column(name, overflow="fold")
+    colours = {"works": "green", "with a remedy": "yellow", "broken": "bold red"}
+    none_works = True
+    for line in lines:
+        none_works = none_works and line.verdict != "works"
+        verdict = Text(line.verdict, colours.get(line.verdict, "dim"))
+        asked = line.version if line.allowed else f"({line.version})"
+        table.add_row(asked, verdict, line.basis, line.transformers, "\n".join(line.why))
+    _write(table, Text("a release in brackets is outside the recipe's range", "dim"))
+    if none_works:
+        print_result("none of these releases runs it all", *([f"the first that does is {first}"] if first else []))
+    elif first:
+        print_result(f"the first release that runs it all is {first}")
+
+
 def _labelled(*rows: tuple[str, str, str]) -> Table:
     """Label, value, and what there is to say of it on a line below."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for label, value, remark in rows:
-        table.add_row(f"{label:<11}", Text.assemble(value, "\n", (remark, "dim")))
+        text = Text(value)
+        if remark:
+            text.append(f"\n{remark}", "dim")
+        table.add_row(f"{label:<11}", text)
     return table
-
-
-def _group_table(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("group", "becomes"):
-        table.add_column(name, no_wrap=True)
-    for name in ("modules", "parameters", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", style="dim")
-    for group in plan.groups:
-        becomes = Text(plan.recipe.quantization.scheme, "green") if group.quantized else Text("bf16")
-        figures = (f"{group.modules:,}", _short_count(group.parameters), _short_bytes(group.size_bytes))
-        table.add_row(group.name, becomes, *figures, group.reason)
-    return table
-
-
-def _describe(source: Source) -> str:
-    at = f"{source.revision or 'main'} at {source.commit[:12]}" if source.commit else "local folder"
-    parameters = sum(tensor.shape.numel for tensor in source.tensors.values())
-    licence = licence_of(source) or "no licence named"
-    return f"{at}, {licence}, {_short_count(parameters)} parameters, {_short_bytes(weight_bytes(source))}"
-
-
-def _short_bytes(size: int) -> str:
-    return f"{size} bytes" if size < 1000 else f"{_short(size)}B"
-
-
-def _exact(size: int) -> str:
-    return f"{_short_bytes(size)} ({size:,} bytes)"
-
-
-def _short_count(count: int) -> str:
-    return _short(count).replace("G", "B").replace("k", "K") if count >= 1000 else str(count)
-
-
-def _short(value: float) -> str:
-    """Three figures and a decimal prefix: 20.4 G."""
-    prefixes = iter(("", "k", "M", "G", "T"))
-    prefix = next(prefixes)
-    while value >= 999.5:
-        value, prefix = value / 1000, next(prefixes)
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f} {prefix}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

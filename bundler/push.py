@@ -1,32 +1,36 @@
 """`bundle push`: a proven bundle becomes one commit, and what the Hub then holds is compared with what was sent.
 
 Contents go ahead unseen, one commit guarded by its parent shows them, so strangers see the whole old bundle or the
-whole new one. A push that broke off is finished by running it again.
+whole new one. A push that broke off, at whatever point, is finished by running it again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bundler import hub, manifest
-from bundler.errors import PublishError, VerificationError
-from bundler.findings import Finding, error, errors, warning
-from bundler.front_matter import check_front_matter
-from bundler.hub import WAITS_S, Client, Progress, RemoteFile, RemoteRepo
-from bundler.manifest import FileEntry, Manifest
-from bundler.verify import verify
+from bundler import hub
+from bundler.errors import PublishError
+from bundler.findings import errors
+from bundler.hash_cache import cache_folder, read_state
+from bundler.hub import WAITS_S, Client, Progress, Upload
+from bundler.manifest import FileEntry
+from bundler.preflight import Ready, Step, find_target, prepare
+from bundler.remote import check_published, download_and_verify
+from bundler.shipment import Order, PushPlan, Shipment, check_listing, clear_parts, make_plan
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
-_MAX_MANIFEST_BYTES = 20_000_000
+_TOGETHER_BYTES = 10_000_000
+"""Up to this size, files are small: kept in memory while they are sent, and sent with one request."""
 
 
 class Status(StrEnum):
@@ -35,36 +39,7 @@ class Status(StrEnum):
     PLANNED = "planned"
     UNCHANGED = "unchanged"
     PUBLISHED = "published"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PushPlan:
-    """What a push makes of a repo, file by file."""
-
-    repo_id: str
-    base: str | None
-    """The commit that the plan starts from; None where there is no repo yet."""
-    private: bool
-    """Whether the repo is closed to strangers. A new one is."""
-    add: tuple[FileEntry, ...]
-    replace: tuple[FileEntry, ...]
-    keep: tuple[FileEntry, ...]
-    """Files of the bundle that the repo has already."""
-    delete: tuple[RemoteFile, ...]
-    """Files that the bundle published there before lists and this one does not."""
-    foreign: tuple[RemoteFile, ...]
-    """Files that no bundle put there; they stay as they are."""
-    findings: tuple[Finding, ...]
-
-    @property
-    def changes(self) -> bool:
-        """Whether there is anything to commit."""
-        return bool(self.add or self.replace or self.delete)
-
-    @property
-    def send_bytes(self) -> int:
-        """The most that has to be sent: what the Hub has stored already is not sent again."""
-        return sum(entry.size_bytes for entry in (*self.add, *self.replace))
+    PULL_REQUEST = "pull-request"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +49,9 @@ class Outcome:
     status: Status
     repo_id: str
     url: str
+    """The page of the repo, or of the pull request."""
     commit: str | None
-    """What main is at now; None where a dry run found no repo."""
+    """What main, or the pull request, is at now; None where a dry run found no repo."""
     tag: str | None
     private: bool
     """Whether the repo is closed to strangers now."""
@@ -93,152 +69,179 @@ def push(
     private: bool = True,
     tag: str | None = None,
     message: str | None = None,
+    pull_request: bool = False,
+    prune: bool | None = None,
+    full: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    step: Step = lambda what: None,
 ) -> Outcome:
-    """Publish the bundle in `root` as one commit on main of `repo_id`, and check what the Hub holds afterwards.
+    """Publish the bundle in `root` as one commit on main of `repo_id`, and check what strangers will get.
 
-    A new repo is created private; with `private=False` the repo is opened last. A dry run changes nothing. Raises
-    VerificationError if the bundle is not what its manifest says, PublishError if the Hub refuses or holds something
-    else.
+    A new repo is created private; with `private=False` the repo is opened last. `pull_request` commits to this
+    account's pull request for the bundle, open or new; tag and visibility then stay as they are. `prune` deletes what
+    is not the bundle's (None: only where bundles put everything there). `full` downloads the commit again to verify
+    it. A dry run changes nothing. Raises VerificationError if the bundle is not what its manifest says, PublishError
+    if the Hub refuses or holds something else; either names everything that is known to be wrong.
     """
+    order = Order(repo_id=repo_id, private=private, tag=tag, message=message, pull_request=pull_request, prune=prune)
     client = hub.make_client(PublishError)
-    hub.check_account(client, repo_id)
-    bundle = _load_verified(root)
-    _check_card(client, repo_id, root)
-    plan = _make_plan(client, root, bundle, repo_id, private)
-    _check_tag(client, plan, tag)
     if dry_run:
-        return _make_outcome(client, Status.PLANNED, plan, plan.base, tag, plan.private)
-    if plan.base is None:
-        hub.create_repo(client, repo_id)
-        plan = _make_plan(client, root, bundle, repo_id, private)
-    status, commit = Status.UNCHANGED, plan.base or ""
-    if plan.changes:
-        additions = _upload(client, root, plan, progress)
-        commit = _commit(client, root, plan, additions, message or f"Publish {bundle.name}")
-        _verify_remote(client, root, plan, commit)
-        status = Status.PUBLISHED
-    if tag is not None:
-        hub.set_tag(client, repo_id, tag, commit)
-    if plan.private and not private:
-        hub.make_public(client, repo_id)
-    return _make_outcome(client, status, plan, commit, tag, plan.private and private)
+        ready = prepare(client, root, order, step)
+        return _make_outcome(client, order, ready, Status.PLANNED, ready.plan.base, private=ready.plan.private)
+    with _alone(client, root, order):
+        clear_parts(root)
+        ready = _open_target(client, order, prepare(client, root, order, step))
+        commit, status = ready.plan.base or "", Status.UNCHANGED
+        if ready.plan.changes:
+            _write_card(ready.shipment)
+            commit = _send_and_commit(client, order, ready, progress)
+            status = Status.PULL_REQUEST if ready.pull else Status.PUBLISHED
+        if ready.plan.changes or full or _is_unfinished(client, order, ready, commit):
+            step("fetching back what the Hub holds")
+            _check_commit(client, ready, commit, full=full, progress=progress)
+        return _announce(client, order, ready, status, commit)
 
 
-def _make_outcome(
-    client: Client, status: Status, plan: PushPlan, commit: str | None, tag: str | None, private: bool
-) -> Outcome:
-    url = f"{client.endpoint}/{plan.repo_id}"
-    return Outcome(status=status, repo_id=plan.repo_id, url=url, commit=commit, tag=tag, private=private, plan=plan)
+# ------------------------------------------------------------------------------------------------------------ steps
 
 
-def _load_verified(root: Path) -> Manifest:
-    """The manifest, once `verify` has nothing against the bundle; VerificationError with all that it has."""
-    if found := errors(verify(root)):
-        raise VerificationError(_sum_up(found), hint=f"`bundle verify {root}` shows them all", findings=found)
-    return manifest.load(root)
+@contextmanager
+def _alone(client: Client, root: Path, order: Order) -> Iterator[None]:
+    """Keeps a second push to the same repo, or of the same bundle, from this machine out."""
+    from filelock import FileLock, Timeout
 
-
-def _sum_up(found: Sequence[Finding]) -> str:
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{found[0].where} {found[0].message}{more}"
-
-
-def _check_card(client: Client, repo_id: str, root: Path) -> None:
-    """PublishError with all that we, or else the Hub, would refuse the card for."""
-    card = (root / "README.md").read_text(encoding="utf-8")
-    if found := errors(check_front_matter(card)):
-        raise PublishError(_sum_up(found), hint=found[0].hint, findings=found)
-    hub.validate_card(client, repo_id, card)
-
-
-def _make_plan(client: Client, root: Path, bundle: Manifest, repo_id: str, private: bool) -> PushPlan:
-    repo = hub.find_repo(client, repo_id)
-    theirs = hub.list_files(client, repo_id, repo.head) if repo else {}
-    previous = _previous_paths(client, repo_id, repo.head, theirs) if repo else set()
-    ours = sorted(_files_of(root, bundle), key=lambda entry: entry.path)
-    same = {entry.path for entry in ours if entry.path in theirs and _is_same(root, entry, theirs[entry.path])}
-    others = [theirs[path] for path in sorted(theirs.keys() - {entry.path for entry in ours})]
-    foreign = [file for file in others if file.path not in previous]
-    return PushPlan(
-        repo_id=repo_id,
-        base=repo.head if repo else None,
-        private=repo.private if repo else True,
-        add=tuple(entry for entry in ours if entry.path not in theirs),
-        replace=tuple(entry for entry in ours if entry.path in theirs and entry.path not in same),
-        keep=tuple(entry for entry in ours if entry.path in same),
-        delete=tuple(file for file in others if file.path in previous),
-        foreign=tuple(foreign),
-        findings=tuple(_check_repo(repo_id, repo, foreign, private)),
-    )
-
-
-def _files_of(root: Path, bundle: Manifest) -> list[FileEntry]:
-    """Every file that is sent: those of the manifest, and bundle.json itself."""
-    size_bytes, sha256 = manifest.hash_file(root / manifest.NAME)
-    return [*bundle.files, FileEntry(path=manifest.NAME, size_bytes=size_bytes, sha256=sha256, role="manifest")]
-
-
-def _previous_paths(client: Client, repo_id: str, head: str, theirs: Mapping[str, RemoteFile]) -> set[str]:
-    """What the bundle.json in the repo lists; nothing where it cannot be read, so that nothing is deleted."""
-    listed = theirs.get(manifest.NAME)
-    if listed is None or listed.size_bytes > _MAX_MANIFEST_BYTES:
-        return set()
-    text = hub.read_bytes(client, repo_id, head, manifest.NAME, 0, listed.size_bytes)
+    folder = cache_folder()
     try:
-        return {str(entry["path"]) for entry in json.loads(text)["files"]} - {".gitattributes"}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return set()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home folder that nobody may write to
+        folder = Path(tempfile.gettempdir())
+    names = (f"{client.endpoint}/{order.repo_id}", str(root.resolve()))
+    locks = [FileLock(folder / f"push-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock") for name in names]
+    try:
+        for lock in locks:
+            lock.acquire(blocking=False)
+        yield
+    except Timeout as exc:
+        message = f"another push of {root} or to {order.repo_id} is at work on this machine"
+        raise PublishError(message, hint="wait for it, or stop it") from exc
+    finally:
+        for lock in locks:
+            lock.release()
 
 
-def _check_repo(repo_id: str, repo: RemoteRepo | None, foreign: Iterable[RemoteFile], private: bool) -> list[Finding]:
-    findings = []
-    if repo is not None and private and not repo.private:
-        message = "is public: strangers see the bundle as soon as it is committed"
-        findings.append(
-            warning("push-public", repo_id, message, "push to a private repo, or set publish.private = false")
-        )
-    if paths := [file.path for file in foreign if file.path != ".gitattributes"]:
-        message = f"has {len(paths)} files that are not this bundle's: {', '.join(paths[:5])}"
-        findings.append(warning("push-foreign", repo_id, message, "they stay; delete them there if nobody needs them"))
-    return findings
+def _open_target(client: Client, order: Order, ready: Ready) -> Ready:
+    """The repo, created private where there is none, or the pull request; with a plan that starts from there."""
+    if ready.plan.base is not None and (not order.pull_request or ready.pull or not ready.plan.changes):
+        return ready
+    name = ready.shipment.manifest.name
+    if order.pull_request:
+        text = f"The bundle {name}, proven with `bundle verify`."
+        hub.open_pull_request(client, order.repo_id, ready.account.user, _title(ready), text)
+    else:
+        hub.create_repo(client, order.repo_id)
+    repo, pull = find_target(client, order, ready.account, _title(ready))
+    plan = make_plan(client, ready.shipment, order, repo, pull)
+    return replace(ready, pull=pull, plan=replace(plan, findings=ready.plan.findings))
 
 
-def _check_tag(client: Client, plan: PushPlan, tag: str | None) -> None:
-    """PublishError if the tag is taken by another commit than this push ends at, before anything is sent."""
-    taken = hub.find_tag(client, plan.repo_id, tag) if tag is not None and plan.base is not None else None
-    if taken is not None and (taken != plan.base or plan.changes):
-        message = f"tag {tag} of {plan.repo_id} is on {taken}, which is another state of the bundle"
-        raise PublishError(message, hint="choose another tag")
+def _title(ready: Ready) -> str:
+    return f"Publish {ready.shipment.manifest.name}"
 
 
-def _upload(client: Client, root: Path, plan: PushPlan, progress: Progress | None) -> list[CommitOperationAdd]:
-    """Send every new content, small files first, so that a refusal comes early."""
+def _write_card(shipment: Shipment) -> None:
+    try:
+        shipment.write_card()
+    except OSError as exc:
+        hint = "make room, or make the folder writable: the card is to name the repo"
+        raise PublishError(
+            f"{shipment.root}: cannot write README.md and bundle.json: {exc.strerror}", hint=hint
+        ) from exc
+
+
+def _send_and_commit(client: Client, order: Order, ready: Ready, progress: Progress | None) -> str:
+    """The id of the one commit. Where the Hub does not copy the drafter's weights, they are sent like all others."""
+    plan = ready.plan
+    additions = _send(client, ready.shipment, plan, progress)
+    try:
+        return _commit(client, order, ready, plan, additions)
+    except hub.Overtaken:
+        raise
+    except PublishError:
+        if not plan.copy:
+            raise
+    plan = replace(plan, copy=())
+    return _commit(client, order, ready, plan, _send(client, ready.shipment, plan, progress))
+
+
+def _send(client: Client, shipment: Shipment, plan: PushPlan, progress: Progress | None) -> list[CommitOperationAdd]:
+    """Send every new content, small files first and together, so that a refusal comes early."""
     additions, done = [], 0
-    for entry in sorted((*plan.add, *plan.replace), key=lambda entry: entry.size_bytes):
-        if progress is not None:
-            progress(entry.path, done, plan.send_bytes)
-        additions.append(hub.upload(client, plan.repo_id, entry.path, root / entry.path, entry.sha256))
-        done += entry.size_bytes
-        if progress is not None:
-            progress(entry.path, done, plan.send_bytes)
+    for batch in _make_batches(plan.send):
+
+        def tell(sent: int, name: str = batch[-1].path, before: int = done) -> None:
+            if progress is not None:
+                progress(name, min(before + sent, plan.send_bytes), plan.send_bytes)
+
+        tell(0)
+        uploads = [_load(shipment, entry) for entry in batch]
+        additions += hub.upload(client, plan.repo_id, plan.revision, uploads, tell)
+        for entry in batch:
+            _check_unchanged(shipment, entry)
+        size = sum(entry.size_bytes for entry in batch)
+        tell(size)
+        done += size
     return additions
 
 
-def _commit(client: Client, root: Path, plan: PushPlan, additions: Iterable[CommitOperationAdd], message: str) -> str:
-    """The one commit. Where its answer is lost, main says whether it landed; only if it has not is it tried again."""
-    additions, deletions, base = list(additions), [file.path for file in plan.delete], plan.base or ""
-    waits = iter(WAITS_S)
+def _make_batches(entries: Sequence[FileEntry]) -> list[list[FileEntry]]:
+    small = [entry for entry in entries if entry.size_bytes <= _TOGETHER_BYTES]
+    large = [[entry] for entry in entries if entry.size_bytes > _TOGETHER_BYTES]
+    return [small, *large] if small else large
+
+
+def _load(shipment: Shipment, entry: FileEntry) -> Upload:
+    """A small file is read now and compared with its hash; a large one is read while it is sent."""
+    _check_unchanged(shipment, entry)
+    content: Path | bytes = shipment.root / entry.path
+    if entry.size_bytes <= _TOGETHER_BYTES and not entry.path.endswith(".safetensors"):
+        content = shipment.read(entry.path)
+        if hashlib.sha256(content).hexdigest() != entry.sha256:
+            raise _changed(entry)
+    return Upload(path=entry.path, content=content, sha256=entry.sha256)
+
+
+def _check_unchanged(shipment: Shipment, entry: FileEntry) -> None:
+    """PublishError if a file is no longer what it was before it was verified."""
+    state = shipment.states.get(entry.path)
+    if state is not None and entry.path not in shipment.rendered and read_state(shipment.root / entry.path) != state:
+        raise _changed(entry)
+
+
+def _changed(entry: FileEntry) -> PublishError:
+    return PublishError(
+        f"{entry.path} was changed while it was being pushed", hint="nothing was committed; push again"
+    )
+
+
+def _commit(
+    client: Client, order: Order, ready: Ready, plan: PushPlan, additions: Sequence[CommitOperationAdd]
+) -> str:
+    """The one commit. Where its answer is lost, the branch says whether it landed; only if not is it tried again."""
+    base, waits = plan.base or "", iter(WAITS_S)
+    message = order.message or _title(ready)
+    deletions = [file.path for file in plan.delete]
     while True:
         try:
-            return hub.commit(client, plan.repo_id, additions, deletions, parent=base, message=message)
+            return hub.commit(
+                client, plan.repo_id, plan.revision, additions, plan.copy, deletions, parent=base, message=message
+            )
         except hub.CommitUnanswered as exc:
-            repo = hub.find_repo(client, plan.repo_id)
+            repo = hub.find_repo(client, plan.repo_id, plan.revision if ready.pull else None)
             if repo is not None and repo.head != base:
-                if not _check_remote(root, plan, hub.list_files(client, plan.repo_id, repo.head)):
+                if not check_listing(ready.shipment, plan, hub.list_files(client, plan.repo_id, repo.head)):
                     return repo.head
-                raise PublishError(
+                raise hub.Overtaken(
                     f"somebody else committed to {plan.repo_id} meanwhile ({repo.head}); nothing was overwritten",
                     hint="look at that commit, then push again",
                 ) from exc
@@ -248,36 +251,61 @@ def _commit(client: Client, root: Path, plan: PushPlan, additions: Iterable[Comm
             time.sleep(wait)
 
 
-def _verify_remote(client: Client, root: Path, plan: PushPlan, commit: str) -> None:
-    """PublishError with every file that the Hub does not hold as it was sent."""
-    if found := _check_remote(root, plan, hub.list_files(client, plan.repo_id, commit)):
-        message = f"commit {commit} of {plan.repo_id} is not what was sent: {_sum_up(found)}"
+def _is_unfinished(client: Client, order: Order, ready: Ready, commit: str) -> bool:
+    """Whether an earlier push of the same files ended before it tagged the commit or opened the repo."""
+    if ready.pull is not None:
+        return ready.pull.draft
+    untagged = order.tag is not None and hub.find_tag(client, order.repo_id, order.tag) != commit
+    return untagged or (ready.plan.private and not order.private)
+
+
+def _check_commit(client: Client, ready: Ready, commit: str, *, full: bool, progress: Progress | None) -> None:
+    """PublishError with everything in the commit that is not as it was sent, in the listing and in what downloads."""
+    shipment, repo_id = ready.shipment, ready.plan.repo_id
+    files = hub.list_files(client, repo_id, commit)
+    found = check_listing(shipment, ready.plan, files)
+    if not found:
+        ours = {path: file for path, file in files.items() if path in {entry.path for entry in shipment.entries}}
+        if full:
+            found = download_and_verify(client, repo_id, commit, ours, progress=progress)
+        else:
+            found = check_published(
+                client, repo_id, commit, ours, expect=lambda path, size: _head(shipment, path, size)
+            )
+    if found := errors(found):
+        message = f"commit {commit} of {repo_id} is not what was sent: {found[0].where} {found[0].message}"
         hint = "do not use that commit; push again, and tell the Hub's support if it stays so"
         raise PublishError(message, hint=hint, findings=found)
 
 
-def _check_remote(root: Path, plan: PushPlan, theirs: Mapping[str, RemoteFile]) -> list[Finding]:
-    """Every difference between a tree and what the plan makes of the repo, by path."""
-    ours = {entry.path: entry for entry in (*plan.add, *plan.replace, *plan.keep)}
-    foreign = {file.path: file for file in plan.foreign}
-    findings = []
-    for path in sorted(ours.keys() | foreign.keys() | theirs.keys()):
-        remote = theirs.get(path)
-        if path in ours and remote is None:
-            findings.append(error("remote-missing", path, "is not there"))
-        elif path in ours and remote is not None and not _is_same(root, ours[path], remote):
-            findings.append(error("remote-differs", path, "has another size or hash there"))
-        elif path not in ours and remote != foreign.get(path):
-            findings.append(error("remote-unexpected", path, "was changed there by somebody else"))
-    return findings
+def _head(shipment: Shipment, path: str, size: int) -> bytes:
+    with (shipment.root / path).open("rb") as file:
+        return file.read(size)
 
 
-def _is_same(root: Path, entry: FileEntry, remote: RemoteFile) -> bool:
-    """Whether the Hub holds our file: an LFS file is known by its SHA-256, a plain one by git's id of the blob."""
-    if remote.size_bytes != entry.size_bytes:
-        return False
-    if remote.sha256 is not None:
-        return remote.sha256 == entry.sha256
-    content = (root / entry.path).read_bytes()  # plain files are small: the Hub keeps large ones as LFS
-    unchanged = hashlib.sha256(content).hexdigest() == entry.sha256  # since it was verified
-    return unchanged and remote.blob_id == hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+def _announce(client: Client, order: Order, ready: Ready, status: Status, commit: str) -> Outcome:
+    """Tag and visibility, last; for a pull request, that it is ready."""
+    private = ready.plan.private
+    if ready.pull is not None:
+        hub.show_pull_request(client, order.repo_id, ready.pull, ready.account.user, _title(ready))
+    elif not order.pull_request:
+        if order.tag is not None:
+            hub.set_tag(client, order.repo_id, order.tag, commit)
+        if private and not order.private:
+            hub.make_public(client, order.repo_id)
+            private = False
+    return _make_outcome(client, order, ready, status, commit, private=private)
+
+
+def _make_outcome(
+    client: Client, order: Order, ready: Ready, status: Status, commit: str | None, *, private: bool
+) -> Outcome:
+    return Outcome(
+        status=status,
+        repo_id=order.repo_id,
+        url=ready.pull.url if ready.pull else f"{client.endpoint}/{order.repo_id}",
+        commit=commit,
+        tag=None if order.pull_request else order.tag,
+        private=private,
+        plan=ready.plan,
+    )

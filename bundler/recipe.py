@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -32,6 +32,8 @@ class Quantization:
     scheme: str = "NVFP4"
     ignore: tuple[str, ...] = ()
     """Further modules that stay as the source has them: names, or `re:` patterns matched from the start."""
+    compute: str = "fast"
+    """`exact`: llm-compressor's own forward, byte for byte; `fast`: at the speed of the matrix units."""
     weight_observer: str = "memoryless_minmax"
     input_observer: str = "static_minmax"
 
@@ -137,8 +139,12 @@ KEYS = ("name", *(f"{table}.{field.name}" for table, cls in _TABLES.items() for 
 """Every key path of a recipe, beside `edition`."""
 
 
-def load(path: Path) -> Recipe:
-    """Read a recipe file; RecipeError with every problem it has, files that it names and that are absent included."""
+def load(path: Path, changes: Iterable[str] = ()) -> Recipe:
+    """Read a recipe file; RecipeError with every problem it has, files that it names and that are absent included.
+
+    `changes` are tried on it: `calibration.num_samples=32`, or `serve.max_model_len=` to leave a key out. The
+    recipe's `text` stays the file's own.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:
@@ -146,7 +152,7 @@ def load(path: Path) -> Recipe:
         hint = f"did you mean {path.with_name(near[0])}?" if near else None
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
         raise RecipeError(f"cannot read the recipe {path}: {reason}", hint=hint) from exc
-    values, findings = _read(text)
+    values, findings = _read(text, changes)
     findings += _missing_files(values, path.parent)
     if findings:
         _refuse(str(path), findings)
@@ -190,7 +196,7 @@ def _make(text: str, folder: Path, values: Mapping[str, Any]) -> Recipe:
     return Recipe(text=text, folder=folder, name=values["name"], **made)
 
 
-def _read(text: str) -> tuple[dict[str, Any], list[Finding]]:
+def _read(text: str, changes: Iterable[str] = ()) -> tuple[dict[str, Any], list[Finding]]:
     """Every well-typed value that the text gives, by key path (`calibration.seed`), and what is wrong with others."""
     try:
         document = tomllib.loads(text)
@@ -208,7 +214,8 @@ def _read(text: str) -> tuple[dict[str, Any], list[Finding]]:
         ]
 
     values: dict[str, Any] = {}
-    findings = list(_read_table("", {"name": str}, {"name"}, document, values))
+    findings = [finding for change in changes if (finding := _change(document, change)) is not None]
+    findings += _read_table("", {"name": str}, {"name"}, document, values)
     for name, cls in _TABLES.items():
         table = document.get(name, {})
         if isinstance(table, dict):
@@ -220,6 +227,32 @@ def _read(text: str) -> tuple[dict[str, Any], list[Finding]]:
         findings += check_value(key, value)
     findings += check_together(values)
     return values, findings
+
+
+def _change(document: dict[str, Any], change: str) -> Finding | None:
+    """Put one `key=value` into a recipe's document, or say why that cannot be."""
+    key, equals, text = (part.strip() for part in change.partition("="))
+    if key not in KEYS or not equals:
+        near = difflib.get_close_matches(key, KEYS, n=1)
+        hint = f"did you mean `{near[0]}=…`?" if near else "write it as `calibration.num_samples=32`"
+        return error("unknown-key", f"--set {change}", "no such key" if equals else "has no `=`", hint)
+    table, _, name = key.rpartition(".")
+    holder = document.setdefault(table, {}) if table else document
+    if isinstance(holder, dict):  # else the table itself is reported
+        wanted = get_type_hints(_TABLES[table])[name] if table else str
+        holder[name] = _typed(text, as_text=str in (wanted, *get_args(wanted)) and get_origin(wanted) is not tuple)
+        if not text:
+            del holder[name]
+    return None
+
+
+def _typed(text: str, *, as_text: bool) -> object:
+    """A value as TOML would have it; text that is no TOML, or is meant to be a string, stays text."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+    return text if as_text and not isinstance(value, str) else value
 
 
 def _read_table(

@@ -52,6 +52,11 @@ def check_together(values: Mapping[str, Any]) -> Iterator[Finding]:
             if key in values and name in values and is_local(values[name]):
                 message = f"goes with a Hub repo, and {name} is the local {values[name]!r}"
                 yield error("hub-only-key", key, message, "leave it out")
+    for key, usual in (("weight_observer", "memoryless_minmax"), ("input_observer", "static_minmax")):
+        chosen = values.get(f"quantization.{key}", usual)
+        if chosen != usual and values.get("quantization.compute", "fast") == "fast":
+            message = f"{chosen!r} is llm-compressor's own, which only exact calibration runs"
+            yield error("exact-only", f"quantization.{key}", message, 'add `compute = "exact"` to [quantization]')
     if "body.model" in values and values["body.model"] == values.get("drafter.model"):
         yield error("same-source", "drafter.model", "is the body itself", "name the assistant checkpoint")
     for key in ("card.sections", "card.measurements"):
@@ -248,6 +253,7 @@ _CHECKS: Mapping[str, Check] = {
         },
     ),
     "quantization.ignore": _ignore,
+    "quantization.compute": _one_of(("exact", "fast")),
     "quantization.weight_observer": _one_of(_WEIGHT_OBSERVERS),
     "quantization.input_observer": _one_of(_INPUT_OBSERVERS),
     "calibration.dataset": _dataset,

@@ -73,15 +73,14 @@ def make_serve_plan(
         if not check_tensor_parallel(size, body_config, drafter_config) and not _is_broken(size, setting, facts)
     )
     needed = serve.max_model_len or model.kv.max_tokens
-    boxes = [Box(count=serve.tensor_parallel_size, card=card) for card in engines.usual_cards()]
+    count = serve.tensor_parallel_size
+    boxes = [Box(count=count, card=card) for card in engines.usual_cards() if count <= card.most]
     return ServePlan(
         model=model,
         needed_tokens=needed,
         sizes=sizes,
         fits=tuple(fit_box(model, box) for box in boxes),
-        target=fit_box(model, Box(count=min(serve.tensor_parallel_size, target.count), card=target.card))
-        if target
-        else None,
+        target=fit_box(model, Box(count=min(count, target.count), card=target.card)) if target else None,
         smallest=model.smallest(sizes, needed),
         releases=tuple(engines.make_release_ranges(facts, setting)),
         command=command,

@@ -117,6 +117,8 @@ class KvCache:
     def context_tokens(self, pool_bytes: int, streams: int, cards: int = 1) -> int:
         """The longest context that so many streams can have at once in `pool_bytes` a card."""
         share = max(0, pool_bytes) // streams
+        if share > self.request_bytes(self.kept_tokens, cards) and not self.full.layers:
+            return self.max_tokens
         if share <= self.request_bytes(self.kept_tokens, cards):
             tokens = share // self.token_bytes(cards)
         else:
@@ -174,7 +176,7 @@ class Model:
 
     def smallest(self, sizes: Iterable[int], tokens: int) -> Fit | None:
         """The least memory, then the fewest cards, on which one stream has so much context with the drafter."""
-        fits = [self.fit(Box(count=size, card=card)) for size in sizes for card in usual_cards()]
+        fits = [self.fit(Box(count=size, card=card)) for size in sizes for card in usual_cards() if size <= card.most]
         enough = [fit for fit in fits if fit.context_tokens >= tokens]
         return min(enough, key=lambda fit: (fit.box.count * fit.box.card.gb, fit.box.count), default=None)
 

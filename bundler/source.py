@@ -38,3 +38,7 @@ class Source:
     """Front matter of README.md; empty where there is none."""
     tensors: Mapping[str, Tensor]
     """Every tensor of every safetensors shard, read from the headers alone."""
+    date: str | None = None
+    """The day of that commit, as 2026-11-30; None for a local folder."""
+    gated: str | None = None
+    """`no`, `auto` (granted at once) or `manual`; None for a local folder."""

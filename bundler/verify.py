@@ -15,11 +15,12 @@ from typing import Any
 from bundler import drafter, sidefiles
 from bundler.checkpoint import INDEX, PICKLES, Tensor, is_lfs_pointer, load_json
 from bundler.errors import CompatibilityError, SourceError, VerificationError
+from bundler.evidence import check_evidence
 from bundler.findings import Finding, Severity, error, warning
 from bundler.gemma4 import to_published_schema
 from bundler.inventory import body_shapes
 from bundler.layout import Layout, make_layout
-from bundler.manifest import NAME, Manifest, check_name, check_path, compare, list_files, load
+from bundler.manifest import NAME, Known, Manifest, check_name, check_path, compare, list_files, load
 from bundler.scales import check_scales
 from bundler.weights import check_inventory, check_shards
 
@@ -28,10 +29,11 @@ _UNUSABLE = {"config-kind", "config-geometry"}
 _DOWNLOAD = "download the bundle again"
 
 
-def verify(root: Path) -> list[Finding]:
+def verify(root: Path, *, is_known: Known | None = None, weights: bool = True) -> list[Finding]:
     """Everything that is wrong with the bundle in `root`; an empty list if it is what its manifest says and will load.
 
-    Never raises for a bad bundle: whatever cannot be read is a finding too.
+    Files of which `is_known` says that they still have the manifest's hash are not hashed; with `weights=False`, only
+    the headers of the shards are looked at. Never raises for a bad bundle: whatever cannot be read is a finding too.
     """
     if not root.is_dir():
         return [error("bundle-missing", str(root), "is no folder", "give the path of a bundle")]
@@ -42,11 +44,12 @@ def verify(root: Path) -> list[Finding]:
     except VerificationError as exc:
         findings += exc.findings
     else:
-        findings += compare(manifest, root) + _check_origin(manifest) + _check_recipe(manifest)
+        findings += compare(manifest, root, is_known=is_known) + _check_origin(manifest) + _check_recipe(manifest)
+        findings += check_evidence(root, manifest)
     config = _read(root, "config.json", findings)
     findings += _check_side_files(root, manifest, config or {})
     shards, faults = check_shards(root)
-    findings += faults + check_scales(root, shards.tensors)
+    findings += faults + (check_scales(root, shards.tensors) if weights else [])
     if config is not None:
         faults = sidefiles.check_config(config)
         findings += faults
@@ -56,7 +59,7 @@ def verify(root: Path) -> list[Finding]:
             if manifest is not None:
                 findings += _check_record(manifest, layout)
     if (root / drafter.FOLDER).is_dir():
-        findings += _check_drafter(root, config)
+        findings += _check_drafter(root, config, weights)
     return list(dict.fromkeys(findings))
 
 
@@ -176,7 +179,7 @@ def _check_side_files(root: Path, manifest: Manifest | None, config: Mapping[str
     return findings + sidefiles.check_processor(processor, config)
 
 
-def _check_drafter(root: Path, body_config: Mapping[str, Any] | None) -> list[Finding]:
+def _check_drafter(root: Path, body_config: Mapping[str, Any] | None, weights: bool) -> list[Finding]:
     folder, at = root / drafter.FOLDER, f"{drafter.FOLDER}/"
     findings: list[Finding] = []
     config = _read(root, f"{at}config.json", findings)
@@ -187,7 +190,7 @@ def _check_drafter(root: Path, body_config: Mapping[str, Any] | None) -> list[Fi
         if shards.lost or not shards.whole:
             pair = [finding for finding in pair if finding.code != "drafter-tensor-missing"]
         findings += pair
-    findings += drafter.check_token_ordering(folder, shards.tensors)
+    findings += drafter.check_token_ordering(folder, shards.tensors) if weights else []
     findings += drafter.check_tokenizers(root, folder)
     hint = "copy it from the drafter's repository"
     if not (folder / "README.md").is_file():

@@ -241,7 +241,7 @@ def _number(rng: Random) -> Content:
     if form == "after":
         a = rng.randrange(100)
         return Content(wordings=form, name=f"after/{a}", slots={"a": a, "b": a + 1})
-    start, step = rng.randint(1, 20), rng.randint(1, 5)
+    start, step = rng.randint(1, 40), rng.randint(1, 6)
     row = [str(start + step * i) for i in range(3)]
     slots = {"row": ", ".join(row), "row_ja": "、".join(row), "next": start + 3 * step}
     return Content(wordings=form, name=f"row/{start}/{step}", slots=slots)

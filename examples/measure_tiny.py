@@ -6,10 +6,10 @@ unpacked, and every input of a packed Linear is rounded to the same format, as c
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shutil
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,10 +28,16 @@ _RECIPE = """edition = 1
 name = "{name}"
 [body]
 model = "./{body}"
+[quantization]
+compute = "exact"
 [calibration]
 dataset = "calibration.jsonl"
 num_samples = {samples}
 max_seq_length = 256
+[fidelity]
+dataset = "heldout.jsonl"
+num_samples = {heldout}
+accept = "baked to be measured"
 [drafter]
 model = "./drafter"
 """
@@ -73,13 +79,14 @@ class Drafting:
         return [count / max(1, self.rounds) for count in self.accepted]
 
 
-def bake(out: Path, body: str, samples: int) -> Path:
+def bake(out: Path, body: str, samples: int, heldout: int) -> Path:
     """OUT/body as an NVFP4 bundle, baked by bundler from a recipe; returns its folder."""
     from bundler import recipe
     from bundler.build import build
 
     path = out / f"{body}.toml"
-    path.write_text(_RECIPE.format(name=f"{body}-nvfp4", body=body, samples=samples), encoding="utf-8")
+    text = _RECIPE.format(name=f"{body}-nvfp4", body=body, samples=samples, heldout=heldout)
+    path.write_text(text, encoding="utf-8")
     shutil.rmtree(out / f"{body}-nvfp4", ignore_errors=True)
     return build(recipe.load(path), out).folder
 
@@ -115,7 +122,9 @@ def score(body: Any, encoded: Sequence[Any]) -> list[torch.Tensor]:
     ]
 
 
-def measure_speech(body: Any, tokenizer: Any, documents: Sequence[Document], questions: Sequence[Document]) -> Speech:
+def measure_speech(
+    body: Any, tokenizer: Any, documents: Sequence[Document], questions: Sequence[Document], max_new_tokens: int
+) -> Speech:
     """Perplexity on documents and right answers to questions."""
     losses, replies = [], []
     encoded = encode(tokenizer, documents)
@@ -125,7 +134,7 @@ def measure_speech(body: Any, tokenizer: Any, documents: Sequence[Document], que
         replies.append(loss[torch.tensor(written[1:])])
     asked = [document for document in questions if document.has_one_answer]
     prompts = [prompt for prompt, _ in make_prompts(tokenizer, asked)]
-    said = answer(body, tokenizer, prompts, max_new_tokens=64)
+    said = answer(body, tokenizer, prompts, max_new_tokens=max_new_tokens)
     right = sum(
         tokenizer.decode(tokens, skip_special_tokens=True).strip() == document.turns[-1]
         for tokens, document in zip(said, asked, strict=True)
@@ -211,16 +220,15 @@ def measure(out: Path, *, few: bool = False) -> None:
     """Bake, measure every pair, and write OUT/RESULTS.md."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    begun = time.monotonic()
     torch.set_float32_matmul_precision("highest")
     tokenizer = AutoTokenizer.from_pretrained(out / "body")
     documents = 2 if few else 400
     texts = list(islice(make_documents("heldout", SEED), documents))
     questions = make_conversations("heldout", SEED, 2 if few else 400)
-    prompts = make_conversations("heldout", SEED + 1, 2 if few else 92)
-    samples = 2 if few else 42
+    prompts = make_conversations("heldout", SEED + 1, 2 if few else 88)
+    samples, length = (2, 4) if few else (42, 120)
     folders = {"body": out / "body", "twin": out / "twin"}
-    folders |= {f"{name}-nvfp4": bake(out, name, samples) for name in ("body", "twin")}
+    folders |= {f"{name}-nvfp4": bake(out, name, samples, 2 if few else 24) for name in ("body", "twin")}
     bodies = {name: load_body(folder) for name, folder in folders.items()}
     drafters = {
         name: AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32).eval()
@@ -232,7 +240,7 @@ def measure(out: Path, *, few: bool = False) -> None:
 
     speech = {
         (name, language): measure_speech(
-            body, tokenizer, in_language(texts, language), in_language(questions, language)
+            body, tokenizer, in_language(texts, language), in_language(questions, language), length
         )
         for name, body in bodies.items()
         for language in LANGUAGES
@@ -241,7 +249,7 @@ def measure(out: Path, *, few: bool = False) -> None:
     pairs = [(name, "drafter") for name in bodies] + [
         (name, drafter) for drafter in ("drafter-shuffled", "drafter-other") for name in ("body", "body-nvfp4")
     ]
-    length = 4 if few else 120
+    pairs = pairs[::2] if few else pairs
     drafting = {
         (*pair, language): measure_drafting(
             bodies[pair[0]], drafters[pair[1]], tokenizer, in_language(prompts, language), length
@@ -249,19 +257,21 @@ def measure(out: Path, *, few: bool = False) -> None:
         for pair in pairs
         for language in LANGUAGES
     }
-    samples_said = _say(bodies, tokenizer, prompts[: 2 if few else 24])
+    samples_said = _say(bodies, tokenizer, prompts[: 2 if few else 24], length)
     counts = {"documents": len(texts), "questions": len(questions), "prompts": len(prompts), "calibration": samples}
-    text = render_results(speech, fidelity, drafting, samples_said, counts, time.monotonic() - begun)
+    text = render_results(out, speech, fidelity, drafting, samples_said, counts)
     (out / "RESULTS.md").write_text(text, encoding="utf-8")
     print(text)
 
 
-def _say(bodies: dict[str, Any], tokenizer: Any, questions: Sequence[Document]) -> list[tuple[str, str, str]]:
+def _say(
+    bodies: dict[str, Any], tokenizer: Any, questions: Sequence[Document], max_new_tokens: int
+) -> list[tuple[str, str, str]]:
     prompts = [prompt for prompt, _ in make_prompts(tokenizer, questions)]
     said = [
         [
             tokenizer.decode(tokens, skip_special_tokens=True).strip()
-            for tokens in answer(b, tokenizer, prompts, max_new_tokens=100)
+            for tokens in answer(b, tokenizer, prompts, max_new_tokens=max_new_tokens)
         ]
         for b in (bodies["body"], bodies["body-nvfp4"])
     ]
@@ -277,85 +287,89 @@ _NAMES = {
     },
     **{"drafter": "its drafter", "drafter-shuffled": "shuffled weights", "drafter-other": "of another body"},
 }
+_INTRODUCTION = """# What the tiny family is worth
+
+Written by `python examples/train_tiny.py OUT`, from text that was held out: contents and wordings that were neither
+trained on nor calibrated with ({documents} documents, {questions} questions, {prompts} prompts to draft for; half of
+each in English, half in Japanese). Everything is float32 and greedy on a CPU. NVFP4 is W4A4: weights unpacked, inputs
+of every packed Linear rounded. The NVFP4 bodies were baked by bundler from {calibration} calibration conversations.
+
+## Speech
+Perplexity a token: of whole documents, and of what the model itself writes. Right: questions with one right answer
+that got it, word for word.
+
+| body | en: documents | en: replies | en: right | ja: documents | ja: replies | ja: right |
+|---|---|---|---|---|---|---|
+"""
+_DRAFTING = """
+## Drafting
+transformers' assisted generation, {steps} drafts a round. Rate: accepted of all drafted tokens. Length: tokens a round
+yields, the body's own included. By position: share of rounds whose first, second, … draft was accepted (a round drafts
+less when it reaches a stop token).
+
+| body | drafter | language | rate | length | by position | rounds |
+|---|---|---|---|---|---|---|
+"""
+_MADE = {"body and twin": "body", "drafter": "drafter", "other body": "other/body", "its drafter": "other/drafter"}
+Table = dict[tuple[str, ...], Any]
 
 
 def render_results(
-    speech: dict[tuple[str, str], Speech],
+    out: Path,
+    speech: Table,
     fidelity: dict[str, tuple[float, float]],
-    drafting: dict[tuple[str, str, str], Drafting],
+    drafting: Table,
     said: Sequence[tuple[str, str, str]],
     counts: dict[str, int],
-    seconds: float,
 ) -> str:
     """RESULTS.md."""
-    from bundler.quantize.environment import versions
-    from train_tiny import Settings
-
-    tools = ", ".join(f"{name} {version}" for name, version in versions().items())
-    lines = [
-        "# What the tiny family is worth",
-        "",
-        "Written by `python examples/train_tiny.py OUT` from held-out text: contents and wordings that were neither trained",
-        f"on nor calibrated with ({counts['documents']} documents, {counts['questions']} questions, {counts['prompts']} "
-        "prompts to draft for, half of each in English and half in Japanese).",
-        "Everything is float32 and greedy on a CPU; NVFP4 is W4A4, inputs rounded too. Bodies were baked by bundler from "
-        f"{counts['calibration']} calibration conversations.",
-        "",
-        "## Speech",
-        "Perplexity per token of whole documents, and of what the model itself writes; questions answered word for word.",
-        "",
-        "| body | en: perplexity | replies | right | ja: perplexity | replies | right |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    text = _INTRODUCTION.format(**counts)
     for name in ("body", "body-nvfp4", "twin", "twin-nvfp4"):
-        cells = [
-            f"{s.perplexity:.3f} | {s.reply_perplexity:.4f} | {s.right:.1%}"
-            for s in (speech[name, language] for language in LANGUAGES)
-        ]
-        lines.append(f"| {_NAMES[name]} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "## What NVFP4 costs, with QAT and without",
-        "| body | KL divergence from its bf16 (nats a token) | same likeliest token | perplexity ratio en | ja |",
-        "|---|---|---|---|---|",
-    ]
+        told = [speech[name, language] for language in LANGUAGES]
+        cells = " | ".join(f"{s.perplexity:.3f} | {s.reply_perplexity:.4f} | {s.right:.1%}" for s in told)
+        text += f"| {_NAMES[name]} | {cells} |\n"
+    text += "\n## What NVFP4 costs, with QAT and without\n"
+    text += "| body | KL divergence from its bf16, nats a token | same likeliest token | perplexity ratio en | ja |\n"
+    text += "|---|---|---|---|---|\n"
     for name in ("body", "twin"):
         divergence, agreement = fidelity[name]
         ratios = [speech[f"{name}-nvfp4", lang].perplexity / speech[name, lang].perplexity for lang in LANGUAGES]
         cells = " | ".join(f"{ratio:.4f}" for ratio in ratios)
-        lines.append(f"| {_NAMES[f'{name}-nvfp4']} | {divergence:.5f} | {agreement:.2%} | {cells} |")
-    lines += ["", _judge_qat(fidelity), ""]
-    lines += [
-        "## Drafting",
-        f"transformers' assisted generation, {STEPS} drafts a round. Rate: accepted of all drafted tokens. Length: tokens a "
-        "round yields. By position: share of rounds whose 1st, 2nd, … draft was accepted.",
-        "",
-        "| body | drafter | language | rate | length | by position | rounds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        text += f"| {_NAMES[f'{name}-nvfp4']} | {divergence:.5f} | {agreement:.2%} | {cells} |\n"
+    text += f"\n{_judge_qat(fidelity)}\n" + _DRAFTING.format(steps=STEPS)
     for (body, drafter, language), found in drafting.items():
         positions = " · ".join(f"{share:.0%}" for share in found.by_position)
         row = f"{found.rate:.1%} | {found.length:.2f} | {positions} | {found.rounds}"
-        lines.append(f"| {_NAMES[body]} | {_NAMES[drafter]} | {language} | {row} |")
-    lines += ["", "## What it says", "Held-out questions, answered by the bf16 body and by the NVFP4 body.", ""]
-    for question, answer_bf16, answer_nvfp4 in said:
-        same = "the same" if answer_nvfp4 == answer_bf16 else answer_nvfp4
-        lines.append(f"- {question}\n  - bf16: {answer_bf16}\n  - NVFP4: {same}")
-    lines += [
-        "",
-        "## How",
-        f"Seed {Settings.seed} (the other body: {Settings.seed + 1}); {Settings.trunk_steps} steps, then {Settings.finish_steps} with "
-        f"QAT (the twin: without), {Settings.drafter_steps} for a drafter, each of {Settings.rows} x {Settings.row_tokens} tokens.",
-        f"Measured in {seconds:.0f} s on {platform.machine()} with {torch.get_num_threads()} threads, Python "
-        f"{platform.python_version()}: {tools}.",
-    ]
-    return "\n".join(lines) + "\n"
+        text += f"| {_NAMES[body]} | {_NAMES[drafter]} | {language} | {row} |\n"
+    text += "\n## What it says\nHeld-out questions, answered by the bf16 body and by the NVFP4 body.\n\n"
+    for question, plainly, packed in said:
+        text += f"- {question}\n  - bf16: {plainly}\n  - NVFP4: {'the same' if packed == plainly else packed}\n"
+    return text + _render_how(out)
 
 
 def _judge_qat(fidelity: dict[str, tuple[float, float]]) -> str:
     (with_qat, _), (without, _) = fidelity["body"], fidelity["twin"]
     if with_qat < 0.9 * without:
-        return f"QAT against q4_0 helps NVFP4 here: the divergence is {without / with_qat:.2f} times smaller with it."
+        return f"QAT against q4_0 helps NVFP4 here: the divergence is {without / with_qat:.2f} times smaller."
     if with_qat > 1.1 * without:
-        return f"QAT against q4_0 does not help NVFP4 at this size: the divergence is {with_qat / without:.2f} times larger."
-    return "QAT against q4_0 makes no difference to NVFP4 at this size: the divergences are within 10 % of each other."
+        return f"QAT against q4_0 does not help NVFP4 here: the divergence is {with_qat / without:.2f} times larger."
+    return "QAT against q4_0 makes no difference to NVFP4 at this size: the divergences differ by less than 10 %."
+
+
+def _render_how(out: Path) -> str:
+    from bundler.quantize.environment import versions
+
+    text = "\n## How\n| what | seed | steps | rows x tokens a step | on | s | torch | transformers |\n"
+    text += "|---|---|---|---|---|---|---|---|\n"
+    for what, name in _MADE.items():
+        made = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+        s = made["settings"]
+        drafts = "drafter" in what
+        steps = s["drafter_steps"] if drafts else f"{s['trunk_steps']} + {s['finish_steps']}"
+        rows = s["drafter_rows" if drafts else "rows"]
+        text += (
+            f"| {what} | {s['seed']} | {steps} | {rows} x {s['row_tokens']} | {made['device']} | {made['seconds']} | "
+        )
+        text += f"{made['torch']} | {made['transformers']} |\n"
+    tools = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"{text}\nMeasured on {platform.machine()}, Python {platform.python_version()}: {tools}.\n"

@@ -1,11 +1,12 @@
-"""Train the tiny family: a body that speaks English and Japanese, its twin without QAT, and a drafter that reads its KV.
+"""Train the tiny family: a body that speaks English and Japanese, its twin without QAT, and drafters.
 
-    python examples/train_tiny.py OUT            trains (minutes on one large GPU), bakes NVFP4 bodies, writes RESULTS.md
-    python examples/train_tiny.py OUT --smoke    the same path in a minute on a CPU, for tests; the result cannot speak
+    python examples/train_tiny.py OUT            trains (minutes on one large GPU), bakes NVFP4, writes RESULTS.md
+    python examples/train_tiny.py OUT --smoke    the same path in a minute on a CPU, for tests; it cannot speak
 
-OUT/body is trained plainly, then with every decoder Linear held on the q4_0 grid (straight-through gradients); OUT/twin
-is the same body, trained for as many steps without the grid. OUT/drafter learns to say the body's next four tokens.
-OUT/drafter-other belongs to a body of another seed, OUT/drafter-shuffled is OUT/drafter with its weights shuffled.
+OUT/body is trained plainly, then with every decoder Linear held on the q4_0 grid (straight-through gradients).
+OUT/twin is the same body, trained for as many steps without the grid. OUT/drafter reads OUT/body's KV and learns to
+say its next four tokens. OUT/drafter-other was trained on another body, OUT/drafter-shuffled is OUT/drafter, shuffled.
+What OUT has already is kept: a stopped run carries on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import platform
 import re
 import shutil
 import time
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,6 +31,7 @@ from typing import Any
 import make_tiny
 import numpy as np
 import torch
+import transformers
 from corpus import Document, make_conversations, make_documents
 from torch import nn
 
@@ -67,25 +71,28 @@ knows nothing else, and it has never seen a picture: the vision tower has random
 class Settings:
     """How much is done."""
 
-    documents: int = 400_000
-    trunk_steps: int = 2000
+    documents: int = 300_000
+    trunk_steps: int = 1600
     """Steps before the body and its twin part."""
-    finish_steps: int = 1000
+    finish_steps: int = 800
     """Steps of each after that; the learning rate falls to zero."""
-    drafter_steps: int = 1500
-    prompts: int = 9_000
+    drafter_steps: int = 600
+    prompts: int = 12_000
     """Questions whose greedy answers the drafter learns from."""
     answer_tokens: int = 120
-    rows: int = 64
+    rows: int = 128
     """Rows in a batch."""
+    drafter_rows: int = 128
     row_tokens: int = 256
     layers: int = 6
     seed: int = 1
 
 
+OTHER = {"trunk_steps": 1000, "finish_steps": 400, "drafter_steps": 400, "rows": 32, "drafter_rows": 64}
+"""At most how much is done for the other body; its seed is another, and it is trained without QAT."""
 SMOKE = Settings(
     **{"documents": 200, "trunk_steps": 1, "finish_steps": 1, "drafter_steps": 1},
-    **{"prompts": 4, "answer_tokens": 4, "rows": 1, "row_tokens": 128},
+    **{"prompts": 4, "answer_tokens": 4, "rows": 1, "drafter_rows": 1, "row_tokens": 128},
 )
 
 
@@ -189,7 +196,7 @@ def make_rows(tokenizer: Any, settings: Settings, seed: int) -> Rows:
     count = settings.documents // pieces
     if pieces == 1:
         return _make_piece(tokenizer, settings, seed, count)
-    with ProcessPoolExecutor(max_workers=8, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) - 1), mp_context=get_context("spawn")) as pool:
         made = list(
             pool.map(_make_piece, *zip(*((tokenizer, settings, seed + i, count) for i in range(pieces)), strict=True))
         )
@@ -214,7 +221,7 @@ def batches(rows: Rows, size: int, steps: int, seed: int, device: Any) -> Iterat
 
 
 def make_masks(document: torch.Tensor, position: torch.Tensor, window: int, *, own: bool) -> dict[str, torch.Tensor]:
-    """Which tokens a token may look at, [rows, 1, tokens, tokens]: earlier ones of its document, and itself if `own`."""
+    """What a token may look at, [rows, 1, tokens, tokens]: earlier ones of its document, and itself if `own`."""
     distance = position[:, :, None] - position[:, None, :]
     seen = (document[:, :, None] == document[:, None, :]) & (distance >= (0 if own else 1))
     near = seen & (distance < (window if own else window + 1))
@@ -229,7 +236,7 @@ def read(body: Any, ids: torch.Tensor, position: torch.Tensor, masks: dict[str, 
         input_ids=ids, position_ids=position, attention_mask=masks, use_cache=False, shared_kv_states=kv
     ).last_hidden_state
     cap = body.config.get_text_config().final_logit_softcapping
-    return hidden, torch.tanh(body.lm_head(hidden) / cap) * cap, kv
+    return hidden, torch.tanh(body.lm_head(hidden).float() / cap) * cap, kv
 
 
 def train_body(
@@ -253,16 +260,17 @@ def train_body(
     for step, batch in enumerate(batches(rows, settings.rows, steps, seed, device)):
         rate = min(1.0, (step + 1) / max(1, warmup)) * (start + (end - start) * step / steps)
         masks = make_masks(batch["document"], batch["position"], window, own=True)
-        _, logits, _ = read(body, batch["ids"], batch["position"], masks)
+        with _bf16(device):
+            _, logits, _ = read(body, batch["ids"], batch["position"], masks)
         target = batch["ids"][:, 1:].clone()
         target[batch["document"][:, 1:] != batch["document"][:, :-1]] = -100
         target[batch["document"][:, 1:] < 0] = -100
-        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), target.flatten())
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), target.flatten())
         _step(optimizer, parameters, loss, rate)
         _report(name, step, steps, loss, begun)
 
 
-def train_drafter(drafter: Any, body: Any, rows: Rows, settings: Settings, *, seed: int, name: str) -> None:
+def train_drafter(drafter: Any, body: Any, rows: Rows, settings: Settings, *, seed: int) -> None:
     """Teach the drafter what the body would say next, as transformers' assisted generation asks it.
 
     After token t is known, the drafter is given t's embedding, the body's hidden state of t-1 and the KV before t,
@@ -277,18 +285,20 @@ def train_drafter(drafter: Any, body: Any, rows: Rows, settings: Settings, *, se
     optimizer = torch.optim.AdamW(_decayed(parameters), lr=0.0, betas=(0.9, 0.95), fused=device.type == "cuda")
     generator = torch.Generator(device).manual_seed(seed)
     begun = time.monotonic()
-    for step, batch in enumerate(batches(rows, settings.rows, settings.drafter_steps, seed, device)):
+    for step, batch in enumerate(batches(rows, settings.drafter_rows, settings.drafter_steps, seed, device)):
         rate = (
             3e-3
             * min(1.0, (step + 1) / 100)
             * (0.02 + 0.98 * (1 + math.cos(math.pi * step / settings.drafter_steps)) / 2)
         )
-        given = _look(body, batch, config.sliding_window, generator)
+        with _bf16(device):
+            given = _look(body, batch, config.sliding_window, generator)
         hidden, tokens, said = given["hidden"], batch["ids"], given["said"]
         valid = batch["position"] > 0
         losses = []
         for ahead in range(STEPS):
-            hidden, logits = draft(drafter, body, tokens, hidden, batch["position"], given["masks"], given["kv"])
+            with _bf16(device):
+                hidden, logits = draft(drafter, body, tokens, hidden, batch["position"], given["masks"], given["kv"])
             # Token t+1+ahead is asked for only where every draft before it is what the body would have said.
             target = _shift(said, ahead)
             valid = valid & _shift(batch["written"], 1 + ahead)
@@ -300,7 +310,7 @@ def train_drafter(drafter: Any, body: Any, rows: Rows, settings: Settings, *, se
             valid = valid & (tokens == target)
         loss = torch.stack(losses).mean()
         _step(optimizer, parameters, loss, rate)
-        _report(name, step, settings.drafter_steps, torch.stack(losses), begun)
+        _report("drafter", step, settings.drafter_steps, torch.stack(losses), begun)
 
 
 @torch.no_grad()
@@ -346,9 +356,14 @@ def draft(
     return drafter.post_projection(state), drafter.lm_head(state).float()
 
 
+def _bf16(device: torch.device) -> Any:
+    """Matrix products in bf16, and in float32 on a CPU, where bf16 is slow."""
+    return torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda")
+
+
 def _shift(values: torch.Tensor, by: int) -> torch.Tensor:
     """values[t + by] at t; zero past the end."""
-    return torch.nn.functional.pad(values, (0, by))[:, by:] if by else values
+    return nn.functional.pad(values, (0, by))[:, by:] if by else values
 
 
 def _decayed(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
@@ -380,8 +395,8 @@ def answer(body: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_n
     stops = {1, tokenizer.convert_tokens_to_ids("<turn|>")}
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     said: list[list[int]] = [[] for _ in prompts]
-    for first in range(0, len(order), 1024):
-        chosen = order[first : first + 1024]
+    for first in range(0, len(order), 2048):
+        chosen = order[first : first + 2048]
         length = max(len(prompts[i]) for i in chosen)
         ids = torch.tensor([[0] * (length - len(prompts[i])) + list(prompts[i]) for i in chosen], device=body.device)
         given = torch.tensor(
@@ -409,45 +424,70 @@ def make_answers(body: Any, tokenizer: Any, settings: Settings, seed: int) -> Ro
     return pack(((ids + new, [False] * len(ids) + [True] * len(new)) for (ids, _), new in pairs), settings.row_tokens)
 
 
-def train_family(out: Path, settings: Settings, tokenizer: Any, rows: Rows, *, with_twin: bool) -> None:
-    """Train a body, its drafter and, if asked for, its twin without QAT; write them under `out`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_float32_matmul_precision("high")
-    torch.manual_seed(settings.seed)
-    name = "ours" if with_twin else "other"
-    body, processor = make_tiny.make_body("dense", tokenizer, layers=settings.layers, hidden_size=HIDDEN, sizes=BODY)
-    body.to(device)
-    seed, finish = 1000 * settings.seed, {"start": 2e-3, "end": 0.0, "warmup": 0, "steps": settings.finish_steps}
-    train_body(
-        body, rows, settings, settings.trunk_steps, start=2e-3, end=2e-3, warmup=150, seed=seed, name=f"{name} trunk"
-    )
-    trunk = {key: value.clone() for key, value in body.state_dict().items()}
-    text = "A tiny body of the Gemma 4 31B's architecture, trained from nothing by examples/train_tiny.py of bundler"
-    if with_twin:
-        train_body(body, rows, settings, seed=seed + 1, name="twin", **finish)
-        card = f"{text}, without quantization-aware training: the twin of {NAME}."
-        _write(out / "twin", body, processor, tokenizer, "bundler-tiny-31b-it", card, "image-text-to-text")
-        body.float().load_state_dict(trunk)
-    for linear in decoder_linears(body):
-        nn.utils.parametrize.register_parametrization(linear, "weight", OnGrid())
-    train_body(body, rows, settings, seed=seed + 1, name=f"{name} qat", **finish)
-    for linear in decoder_linears(body):
-        nn.utils.parametrize.remove_parametrizations(linear, "weight", leave_parametrized=True)
-    card = f"{text}, finished with quantization-aware training against the q4_0 grid; the decoder's Linears lie on it."
-    _write(out / "body", body, processor, tokenizer, NAME, card, "image-text-to-text")
-    body.float()  # from bf16: the drafter learns on the weights that ship
+def train_family(out: Path, settings: Settings, tokenizer: Any, rows: Rows, *, qat: bool) -> None:
+    """Train a body and its drafter and, with QAT, the twin without it, under `out`; what is there already is kept."""
+    from transformers import AutoModelForImageTextToText
 
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not (out / "body").exists():
+        train_bodies(out, settings, tokenizer, rows, device, qat=qat)
+    begun = time.monotonic()
+    body = AutoModelForImageTextToText.from_pretrained(out / "body", dtype=torch.float32).to(device)
     body.requires_grad_(False)
     answers = make_answers(body, tokenizer, settings, settings.seed)
-    some = np.random.default_rng(seed).choice(len(rows.ids), min(len(rows.ids), len(answers.ids)), replace=False)
-    mixed = Rows(**{key: np.concatenate([getattr(answers, key), getattr(rows, key)[some]]) for key in Rows.__slots__})
+    often = max(1, len(rows.ids) // (2 * len(answers.ids)))  # a third of what it learns from is the body's own
+    mixed = Rows(
+        **{key: np.concatenate([getattr(answers, key)] * often + [getattr(rows, key)]) for key in Rows.__slots__}
+    )
     torch.manual_seed(settings.seed + 10)
     drafter = make_tiny.make_drafter("dense", tokenizer, backbone_hidden_size=HIDDEN, sizes=DRAFTER).to(device)
-    train_drafter(drafter, body, mixed, settings, seed=seed + 2, name=f"{name} mtp")
+    train_drafter(drafter, body, mixed, settings, seed=1000 * settings.seed + 2)
     text = (
-        f"An MTP drafter for {NAME}, trained on that body's hidden states and KV by examples/train_tiny.py of bundler"
+        f"An MTP drafter for {NAME}, trained on that body's hidden states and KV by examples/train_tiny.py of bundler."
     )
-    _write(out / "drafter", drafter, tokenizer, tokenizer, f"{NAME}-assistant", f"{text}.", "text-generation")
+    _write(out / "drafter", drafter, tokenizer, tokenizer, f"{NAME}-assistant", text, "text-generation")
+    _record(out / "drafter.json", settings, device, begun)
+
+
+def train_bodies(
+    out: Path, settings: Settings, tokenizer: Any, rows: Rows, device: torch.device, *, qat: bool
+) -> None:
+    """Train a body without QAT and, from where the two part, with it; write OUT/body and, with QAT, OUT/twin."""
+    begun = time.monotonic()
+    torch.manual_seed(settings.seed)
+    body, processor = make_tiny.make_body("dense", tokenizer, layers=settings.layers, hidden_size=HIDDEN, sizes=BODY)
+    body.to(device)
+    seed = 1000 * settings.seed
+    trunk = {"steps": settings.trunk_steps, "start": 2e-3, "end": 2e-3, "warmup": 150}
+    finish = {"steps": settings.finish_steps, "start": 2e-3, "end": 0.0, "warmup": 0}
+    train_body(body, rows, settings, **trunk, seed=seed, name="trunk")
+    parted = {key: value.clone() for key, value in body.state_dict().items()}
+    train_body(body, rows, settings, **finish, seed=seed + 1, name="plain")
+    text = "A tiny body of the Gemma 4 31B's architecture, trained from nothing by examples/train_tiny.py of bundler"
+    card = f"{text}, without quantization-aware training: the twin of {NAME}."
+    plain = out / ("twin" if qat else "body")
+    _write(plain, body, processor, tokenizer, "bundler-tiny-31b-it", card, "image-text-to-text")
+    if qat:
+        body.float().load_state_dict(parted)
+        for linear in decoder_linears(body):
+            nn.utils.parametrize.register_parametrization(linear, "weight", OnGrid())
+        train_body(body, rows, settings, **finish, seed=seed + 1, name="qat")
+        for linear in decoder_linears(body):
+            nn.utils.parametrize.remove_parametrizations(linear, "weight", leave_parametrized=True)
+        card = f"{text}, finished with quantization-aware training: the decoder's Linears lie on the q4_0 grid."
+        _write(out / "body", body, processor, tokenizer, NAME, card, "image-text-to-text")
+    _record(out / "body.json", settings, device, begun)
+
+
+def _record(path: Path, settings: Settings, device: torch.device, begun: float) -> None:
+    """Note on what something was trained, and how long it took."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    made = {
+        **{"device": where, "seconds": round(time.monotonic() - begun), "python": platform.python_version()},
+        **{"torch": torch.__version__, "transformers": transformers.__version__, "settings": asdict(settings)},
+    }
+    path.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
 
 
 def shuffle(folder: Path, out: Path, seed: int) -> None:
@@ -465,14 +505,16 @@ def shuffle(folder: Path, out: Path, seed: int) -> None:
 
 
 def _write(folder: Path, model: Any, parts: Any, tokenizer: Any, title: str, text: str, pipeline_tag: str) -> None:
+    part = folder.with_name(f"{folder.name}.part")
     make_tiny.write_checkpoint(
-        folder,
+        part,
         model,
         parts,
         stop_token_id=tokenizer.convert_tokens_to_ids("<turn|>"),
         card=_CARD.format(title=title, text=text, pipeline_tag=pipeline_tag),
         max_shard_size="7MB",
     )
+    part.rename(folder)
 
 
 def write_conversations(out: Path) -> None:
@@ -496,21 +538,23 @@ def train(out: Path, settings: Settings) -> None:
     """Train both families and write every checkpoint and conversation file under `out`."""
     out.mkdir(parents=True, exist_ok=True)
     write_conversations(out)
-    words = make_words(islice(make_documents("train", 0), min(settings.documents, 20_000)))
-    tokenizer = make_tiny.make_tokenizer(VOCABULARY, words)
-    rows = make_rows(tokenizer, settings, 100)
-    print(f"{len(rows.ids)} rows of {settings.row_tokens} tokens, vocabulary {len(tokenizer)}", flush=True)
-    families = [(out, settings, True), (out / "other", replace(settings, seed=settings.seed + 1), False)]
+    less = {key: min(value, getattr(settings, key)) for key, value in OTHER.items()}
+    other = replace(settings, **less, seed=settings.seed + 1)
+    families = [(out, settings, True), (out / "other", other, False)]
+    families = [family for family in families if not (family[0] / "drafter").exists()]
+    if families:
+        words = make_words(islice(make_documents("train", 0), min(settings.documents, 20_000)))
+        tokenizer = make_tiny.make_tokenizer(VOCABULARY, words)
+        rows = make_rows(tokenizer, settings, 100)
+        print(f"{len(rows.ids)} rows of {settings.row_tokens} tokens, vocabulary {len(tokenizer)}", flush=True)
     if torch.cuda.is_available():
         with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
-            running = [
-                pool.submit(train_family, folder, s, tokenizer, rows, with_twin=twin) for folder, s, twin in families
-            ]
+            running = [pool.submit(train_family, folder, s, tokenizer, rows, qat=qat) for folder, s, qat in families]
             for family in running:
                 family.result()
     else:
-        for folder, s, twin in families:
-            train_family(folder, s, tokenizer, rows, with_twin=twin)
+        for folder, s, qat in families:
+            train_family(folder, s, tokenizer, rows, qat=qat)
     shutil.copytree(out / "other" / "drafter", out / "drafter-other", dirs_exist_ok=True)
     shuffle(out / "drafter", out / "drafter-shuffled", settings.seed)
 
@@ -524,7 +568,10 @@ def main() -> None:
         "--only", choices=("train", "measure"), help="one half: where there is a GPU, or llm-compressor"
     )
     arguments = parser.parse_args()
-    settings = SMOKE if arguments.smoke else Settings()
+    settings = Settings()
+    if arguments.smoke:
+        settings = SMOKE
+        torch.set_num_threads(1)  # such small products are slower on more
     if arguments.only != "measure":
         train(arguments.out, settings)
     if arguments.only != "train":

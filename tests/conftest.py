@@ -56,7 +56,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from bundler import recipe
     from bundler.build import build
 
-    return build(recipe.load(ROOT / "recipes" / "tiny-31b.toml"), tmp_path_factory.mktemp("dist")).folder
+    built = build(recipe.load(ROOT / "recipes" / "tiny-31b.toml"), tmp_path_factory.mktemp("dist"))
+    assert built is not None
+    return built.folder
 
 
 @pytest.fixture

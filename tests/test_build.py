@@ -13,6 +13,7 @@ import pytest
 from bundler import checkpoint, gemma4, manifest
 from bundler.build import Watch, build, resolve
 from bundler.errors import CompatibilityError, RecipeError
+from bundler.quantize import Progress
 from bundler.recipe import Recipe, load, parse
 from bundler.verify import verify
 
@@ -28,7 +29,9 @@ def built(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     def make(kind: str) -> Path:
         if kind not in made:
             recipe = make_recipe(tiny(kind), tmp_path_factory.mktemp("recipe"), kind)
-            made[kind] = build(recipe, tmp_path_factory.mktemp("dist")).folder
+            finished = build(recipe, tmp_path_factory.mktemp("dist"))
+            assert finished is not None
+            made[kind] = finished.folder
         return made[kind]
 
     return make
@@ -37,12 +40,16 @@ def built(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
 def make_recipe(pair: Path, folder: Path, name: str = "bundle") -> Recipe:
     """recipes/tiny-31b.toml for another pair of checkpoints, its calibration data beside it."""
     example = ROOT / "examples" / "tiny-31b"
-    shutil.copy(example / "calibration.jsonl", folder)
+    for name in ("calibration.jsonl", "heldout.jsonl"):
+        shutil.copy(example / name, folder)
     shutil.copytree(example / "images", folder / "images")
     text = TEXT.replace("../examples/tiny-31b/calibration", "./calibration")
+    text = text.replace("../examples/tiny-31b/heldout", "./heldout").replace(
+        "[fidelity]", "[fidelity]\naccept = 'random'"
+    )
     text = text.replace("../examples/tiny-31b", str(pair)).replace('"tiny-31b"', f'"{name}"')
     text = text.replace('version = ">=0.21"', 'version = ">=0.27.1"')
-    text = text.replace("num_samples = 16", "num_samples = 6").replace("num_samples = 4", "num_samples = 2")
+    text = text.replace("num_samples = 42", "num_samples = 6").replace("num_samples = 24", "num_samples = 2")
     return parse(text, folder)
 
 
@@ -74,7 +81,9 @@ def test_the_plan_is_right_to_the_byte(bundle: Path) -> None:
 
 def test_two_builds_are_byte_identical(bundle: Path, tmp_path: Path) -> None:
     """Equal inputs give equal bytes, bundle.json and the card included."""
-    again = build(load(ROOT / "recipes" / "tiny-31b.toml"), tmp_path).folder
+    built = build(load(ROOT / "recipes" / "tiny-31b.toml"), tmp_path)
+    assert built is not None
+    again = built.folder
     files = manifest.list_files(bundle)
     assert manifest.list_files(again) == files
     for path in (*files, Path(manifest.NAME)):
@@ -158,15 +167,17 @@ def test_a_failed_build_leaves_no_bundle(tiny: Callable[[str], Path], tmp_path: 
     (tmp_path / "recipe").mkdir()
     recipe = make_recipe(tiny("dense"), tmp_path / "recipe")
 
-    def die(done: int, count: int, tokens: int) -> None:
-        if done == 3:
+    def die(progress: Progress) -> None:
+        if progress.layers == 3:
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        build(recipe, tmp_path / "dist", watch=Watch(layer=die))
+        build(recipe, tmp_path / "dist", watch=Watch(bake=die))
     assert [path.name for path in (tmp_path / "dist").iterdir()] == [".bundle.stage"]
-    seen: list[int] = []
-    built = build(recipe, tmp_path / "dist", watch=Watch(layer=lambda done, *_: seen.append(done)))
+    seen: list[Progress] = []
+    built = build(recipe, tmp_path / "dist", watch=Watch(bake=seen.append))
+    assert seen[-1].layers == seen[-1].num_layers == 6
+    assert built is not None
     assert verify(built.folder) == []
     assert [path.name for path in (tmp_path / "dist").iterdir()] == ["bundle"]
 

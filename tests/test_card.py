@@ -26,7 +26,9 @@ from bundler.front_matter import check_front_matter, hub_licences
 from bundler.gemma4 import Kind, make_ignore
 from bundler.manifest import (
     CalibrationEntry,
+    FidelityEntry,
     FileEntry,
+    LayerFidelity,
     Manifest,
     QuantizationEntry,
     SourceEntry,
@@ -119,7 +121,15 @@ def make_manifest(**changes: Any) -> Manifest:
             weight_observer="memoryless_minmax", input_observer="static_minmax", calibration=calibration,
             compute={"device": "cpu", "dtype": "bfloat16", "attention": "eager", "batch_size": 1},
             quantized_modules=410, quantized_parameters=29_000_000_000, kept_parameters=2_000_000_000,
-            dropped_tensors=(),
+            dropped_tensors=(), q4_0_blocks=0.998,
+            fidelity=FidelityEntry(
+                num_samples=8, num_tokens=3712, kl_divergence=0.0412, top1_agreement=0.9377, perplexity=6.21,
+                perplexity_ratio=1.034, layers=(
+                    LayerFidelity(layer=0, sqnr_db=17.25, module="mlp.down_proj"),
+                    LayerFidelity(layer=1, sqnr_db=15.5, module="self_attn.o_proj"),
+                    LayerFidelity(layer=2, sqnr_db=None, module=None),
+                ),
+            ),
         ),
         "findings": (warning("config-converted", "config.json", "was re-saved in the new schema; converted back"),),
         "files": tuple(

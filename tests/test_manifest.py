@@ -22,7 +22,9 @@ from bundler.errors import VerificationError
 from bundler.findings import Finding, Severity
 from bundler.manifest import (
     CalibrationEntry,
+    FidelityEntry,
     FileEntry,
+    LayerFidelity,
     Manifest,
     QuantizationEntry,
     SourceEntry,
@@ -69,6 +71,8 @@ sources = st.builds(
     card=objects,
     files=st.lists(source_files, max_size=2).map(tuple),
 )
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+layers = st.builds(LayerFidelity, sqnr_db=st.none() | numbers, module=st.none() | words)
 quantizations = st.builds(
     QuantizationEntry,
     scheme=words,
@@ -84,6 +88,15 @@ quantizations = st.builds(
     ),
     compute=objects,
     dropped_tensors=st.lists(words, max_size=2).map(tuple),
+    q4_0_blocks=numbers,
+    fidelity=st.builds(
+        FidelityEntry,
+        kl_divergence=numbers,
+        top1_agreement=numbers,
+        perplexity=numbers,
+        perplexity_ratio=numbers,
+        layers=st.lists(layers, max_size=2).map(tuple),
+    ),
 )
 findings = st.builds(
     Finding,
@@ -119,6 +132,10 @@ def _manifest(files: tuple[FileEntry, ...] = (), **changes: Any) -> Manifest:
     quantization = QuantizationEntry(
         scheme="NVFP4", format="f", ignore=(), weight_observer="w", input_observer="i", calibration=calibration,
         compute={}, quantized_modules=1, quantized_parameters=1, kept_parameters=1, dropped_tensors=(),
+        q4_0_blocks=1.0, fidelity=FidelityEntry(
+            num_samples=1, num_tokens=1, kl_divergence=0.0, top1_agreement=1.0, perplexity=1.0, perplexity_ratio=1.0,
+            layers=(LayerFidelity(layer=0, sqnr_db=None, module=None),),
+        ),
     )  # fmt: skip
     made = Manifest(
         name="x", tool={}, recipe_sha256=ZERO, body=_source(), drafter=_source(), quantization=quantization,

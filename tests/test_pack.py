@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from bundler.errors import QuantizationError
 from bundler.quantize.nvfp4 import round_input
-from bundler.quantize.pack import check_weight, observe, pack_fused
+from bundler.quantize.pack import _pack_rows, global_scale_of, observe, pack
 
+NAMES = ("model.self_attn.q_proj", "model.self_attn.k_proj", "model.self_attn.v_proj")
 ROWS = st.integers(1, 9)
 GROUPS = st.integers(1, 5)
 
@@ -54,22 +56,47 @@ def test_any_weights_pack_as_compressed_tensors_packs_them(data: st.DataObject) 
     columns = 16 * data.draw(GROUPS)
     shapes = [(data.draw(ROWS), columns) for _ in range(data.draw(st.integers(1, 3)))]
     weights = {
-        f"w{n}": bf16(data.draw(arrays.arrays(np.uint16, shape, elements=st.integers(0, 0xFFFF))))
+        NAMES[n]: bf16(data.draw(arrays.arrays(np.uint16, shape, elements=st.integers(0, 0xFFFF))))
         for n, shape in enumerate(shapes)
     }
     if not any(weight.any() for weight in weights.values()):
-        weights["w0"][0, 0] = 1.0
-    amax = {name: observe(weight) for name, weight in weights.items()}
-    assert raw(dict(pack_fused(weights, amax))) == raw(library(weights))
+        weights[NAMES[0]][0, 0] = 1.0
+    if any(not weight.any() for weight in weights.values()):
+        with pytest.raises(QuantizationError, match="all zero"):
+            dict(pack(weights))
+        return
+    assert raw(dict(pack(weights))) == raw(library(weights))
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_the_gpu_path_packs_the_same_bytes(data: st.DataObject) -> None:
+    """What torch computes on a GPU, run on the CPU, gives the bytes of the compiled loops."""
+    shape = (data.draw(ROWS), 16 * data.draw(GROUPS))
+    weight = bf16(data.draw(arrays.arrays(np.uint16, shape, elements=st.integers(0, 0xFFFF))))
+    weight[0, 0] = 1.0
+    packed = dict(pack({"w": weight}))
+    rows, codes = _pack_rows(weight, observe(weight), float(packed["w.weight_global_scale"]))
+    assert torch.equal(rows, packed["w.weight_packed"])
+    assert torch.equal(codes, packed["w.weight_scale"].view(torch.uint8))
+
+
+@given(st.floats(0, 2.0**127, width=32))
+@settings(deadline=None)
+def test_the_global_scale_is_compressed_tensors(amax: float) -> None:
+    """The global scale of any magnitude is compressed-tensors' own, to the bit, in bf16."""
+    from compressed_tensors.quantization.utils import generate_gparam
+
+    value = torch.tensor([amax]).bfloat16()
+    assert torch.equal(global_scale_of(value), generate_gparam(-value, value))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 0.02, 1.0, 3e38])
 def test_usual_weights_at_any_magnitude(scale: float) -> None:
     """Normal weights of every magnitude give the same bytes."""
     generator = torch.Generator().manual_seed(1)
-    weights = {name: torch.randn(33, 96, generator=generator).mul(scale / 4).bfloat16() for name in ("q", "k", "v")}
-    amax = {name: observe(weight) for name, weight in weights.items()}
-    assert raw(dict(pack_fused(weights, amax))) == raw(library(weights))
+    weights = {name: torch.randn(33, 96, generator=generator).mul(scale / 4).bfloat16() for name in NAMES}
+    assert raw(dict(pack(weights))) == raw(library(weights))
 
 
 def test_ties_go_to_the_even_neighbour() -> None:
@@ -77,23 +104,22 @@ def test_ties_go_to_the_even_neighbour() -> None:
     midpoints = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
     weight = torch.tensor([[*midpoints, *(-value for value in midpoints)], [6.0, -0.0, -0.1, 0.1] + [0.0] * 12])
     weights = {"w": weight.bfloat16()}
-    packed = dict(pack_fused(weights, {"w": observe(weights["w"])}))
+    packed = dict(pack(weights))
     assert raw(packed) == raw(library(weights))
     nibbles = torch.stack([packed["w.weight_packed"] & 15, packed["w.weight_packed"] >> 4], dim=-1).flatten(1)
     assert nibbles[0].tolist() == [0, 2, 2, 4, 4, 6, 6, 7, 8, 10, 10, 12, 12, 14, 14, 15]
     assert nibbles[1, :4].tolist() == [7, 0, 8, 0]
 
 
-@pytest.mark.parametrize(
-    ("value", "fault"),
-    [(float("nan"), "not finite"), (float("inf"), "not finite"), (float("-inf"), "not finite"), (1.0, None)],
-)
-def test_what_cannot_be_packed_is_seen(value: float, fault: str | None) -> None:
-    """One NaN or infinity anywhere, or nothing but zeros, is found while observing."""
-    weight = torch.zeros(5, 32, dtype=torch.bfloat16)
-    assert check_weight(observe(weight)) == "all zero"
-    weight[3, 17] = value
-    assert check_weight(observe(weight)) == fault
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_cannot_be_packed_is_named(value: float) -> None:
+    """One NaN or infinity anywhere, or nothing but zeros, is refused, every such weight by name."""
+    weights = {name: torch.ones(5, 32, dtype=torch.bfloat16) for name in ("good", "bad", "empty")}
+    weights["bad"][3, 17] = value
+    weights["empty"][:] = 0
+    with pytest.raises(QuantizationError) as caught:
+        dict(pack(weights))
+    assert "bad: its weight is not finite; empty: its weight is all zero" in str(caught.value)
 
 
 @given(st.data())

@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bundler.checkpoint import MAX_SHARD_BYTES, Shape, Tensor, render_index
+from bundler.build import build
+from bundler.build import resolve as plan_recipe
+from bundler.checkpoint import INDEX, MAX_SHARD_BYTES, Shape, Tensor, render_index
+from bundler.engines import parse_box
 from bundler.errors import CompatibilityError
 from bundler.findings import Severity
 from bundler.gemma4 import Kind, layer_of
 from bundler.hub import resolve
-from bundler.plan import Plan, make_plan, plan_to_dict
+from bundler.plan import Plan, make_plan
+from bundler.plan_json import plan_to_dict
 from bundler.recipe import Recipe, SourceRef, load, parse
 from bundler.source import Source, SourceFile
 from tests.published import BODIES, QAT, config_of, tensors_of
@@ -23,6 +28,7 @@ from tests.published import BODIES, QAT, config_of, tensors_of
 ROOT = Path(__file__).parent.parent
 BODY = "google/gemma-4-31B-it-qat-q4_0-unquantized"
 SIDE_FILES = (
+    "README.md",
     "chat_template.jinja",
     "config.json",
     "generation_config.json",
@@ -65,9 +71,23 @@ def recipe_for(body: str, more: str = "", ignore: str = "[]") -> Recipe:
 
 
 def plan_of(
-    body: str = BODY, *, more: str = "", ignore: str = "[]", change: Callable[[Source], Source] = lambda s: s
+    body: str = BODY,
+    *,
+    more: str = "",
+    ignore: str = "[]",
+    change: Callable[[Source], Source] | None = None,
+    target: str | None = None,
 ) -> Plan:
+    if change is None:
+        return _plan_of(body, more, ignore, target)
     return make_plan(recipe_for(body, more, ignore), change(published(body)), published(f"{body}-assistant"))
+
+
+@cache
+def _plan_of(body: str, more: str, ignore: str, target: str | None) -> Plan:
+    box = parse_box(target) if target else None
+    recipe = recipe_for(body, more, ignore)
+    return make_plan(recipe, published(body), published(f"{body}-assistant"), target=box)
 
 
 def codes(plan: Plan, severity: Severity | None = None) -> set[str]:
@@ -367,6 +387,116 @@ def test_a_missing_chat_template(tmp_path: Path) -> None:
     assert "chat-template-missing" in codes(plan, Severity.WARNING)
 
 
+@pytest.mark.parametrize(
+    ("without_file", "code"),
+    [("README.md", "drafter-card-missing"), ("generation_config.json", "drafter-generation-missing")],
+)
+def test_what_a_drafter_lacks(without_file: str, code: str) -> None:
+    """A drafter without a card of its own, or without a generation config, is warned of."""
+    drafter = published(f"{BODY}-assistant")
+    files = tuple(file for file in drafter.files if file.path != without_file)
+    plan = make_plan(recipe_for(BODY), published(BODY), dataclasses.replace(drafter, files=files))
+    assert codes(plan, Severity.WARNING) == {code}
+
+
+def test_tokenizers_that_are_not_here_are_told_apart_by_hash() -> None:
+    """Another hash of tokenizer.json is a note, for only the files tell whether the vocabularies differ."""
+
+    def hashed(repo: str, sha256: str) -> Source:
+        source = published(repo)
+        files = [dataclasses.replace(f, sha256=sha256 if f.path == "tokenizer.json" else None) for f in source.files]
+        return dataclasses.replace(source, files=tuple(files))
+
+    for sha256, found in (("1" * 64, False), ("2" * 64, True)):
+        plan = make_plan(recipe_for(BODY), hashed(BODY, "1" * 64), hashed(f"{BODY}-assistant", sha256))
+        assert ("drafter-tokenizer-unseen" in codes(plan, Severity.NOTE)) == found
+
+
+@pytest.mark.parametrize(("companion", "found"), [(None, True), (True, True), (False, False)])
+def test_a_qat_drafter_is_named_only_if_it_may_exist(companion: bool | None, found: bool) -> None:
+    """A QAT body with the plain drafter is warned of its companion, unless the Hub says there is none."""
+    drafter = published("google/gemma-4-31B-it-assistant")
+    recipe = recipe_for(BODY)
+    recipe = dataclasses.replace(recipe, drafter=dataclasses.replace(recipe.drafter, model=drafter.model))
+    plan = make_plan(recipe, published(BODY), drafter, companion=companion)
+    assert ("drafter-not-qat" in codes(plan, Severity.WARNING)) == found
+
+
+def test_attention_in_bf16_needs_no_qat() -> None:
+    """A body without QAT is warned of where attention becomes 4-bit, and not where the recipe keeps it."""
+    body = "google/gemma-4-31B-it"
+    assert "body-not-qat" in codes(plan_of(body), Severity.WARNING)
+    assert "body-not-qat" not in codes(plan_of(body, ignore=r"['re:.*self_attn\..*']"))
+
+
+def test_a_drafter_config_that_cannot_be_read() -> None:
+    """A drafter whose per_layer_config says several things has no config that engines read: an error, and a plan."""
+    drafter = resaved(published(f"{BODY}-assistant"))
+    text = dict(drafter.config["text_config"])
+    text["per_layer_config"] = {"0": {"head_dim": 1}, "1": {"head_dim": 2}}
+    odd = dataclasses.replace(drafter, config={**drafter.config, "text_config": text})
+    plan = make_plan(recipe_for(BODY), published(BODY), odd)
+    assert "drafter-config-schema" in codes(plan, Severity.ERROR)
+    assert plan.serving is None
+
+
+# Serving: what the recipe asks, on a box that is named.
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "code", "severity"),
+    [
+        ("4x16GB", "serve.tensor_parallel_size = 4\nserve.max_model_len = 16384", None, None),
+        ("2x16GB", "serve.tensor_parallel_size = 2\nserve.max_model_len = 16384", "target-too-small", Severity.ERROR),
+        ("2x16GB", "serve.tensor_parallel_size = 4\nserve.max_model_len = 16384", "target-cards", Severity.ERROR),
+        ("4x48GB", "serve.max_model_len = 16384", "target-cards-idle", Severity.NOTE),
+        ("1xH200", "serve.max_model_len = 16384", "hardware-degraded", Severity.WARNING),
+        ("1xB200", "serve.max_model_len = 16384", "hardware-broken", Severity.WARNING),
+        (
+            "2xRTX 3090",
+            "serve = { tensor_parallel_size = 2, max_model_len = 8192, kv_cache_dtype = 'fp8', version = '>=0.23' }",
+            "hardware-broken",
+            Severity.ERROR,
+        ),
+        (None, "serve.max_model_len = 300000", "context-too-long", Severity.ERROR),
+        (None, "", "context-not-said", Severity.NOTE),
+    ],
+)
+def test_a_target_box(target: str | None, more: str, code: str | None, severity: Severity | None) -> None:
+    """What a named box has no room for, cannot share or does slowly is a finding with its reason; the rest is not."""
+    recipe = recipe_for(BODY, more) if "serve = {" not in more else None
+    if recipe is None:
+        text = recipe_for(BODY).text.replace('serve.version = ">=0.23"', more)
+        recipe = parse(text, Path())
+    box = parse_box(target) if target else None
+    plan = make_plan(recipe, published(BODY), published(f"{BODY}-assistant"), target=box)
+    serving = {"target", "context", "hardware", "no"}
+    found = [(f.code, f.severity) for f in plan.findings if f.code.partition("-")[0] in serving]
+    assert ((code, severity) in found) if code else found == []
+    assert all(f.message for f in plan.findings)
+
+
+def test_a_refused_target_says_what_would_do() -> None:
+    """The refusal of a box names a context, a number of cards, serving without the drafter, and the smallest box."""
+    more = "serve.max_model_len = 16384"
+    (finding,) = [f for f in plan_of(more=more, target="4x24GB").findings if f.code == "target-too-small"]
+    assert "no KV cache is left" in finding.message
+    assert "serve.tensor_parallel_size = 2" in str(finding.hint)
+    assert "1 x 48 GB" in str(finding.hint)
+    (finding,) = [f for f in plan_of(more=more, target="1x32GB").findings if f.code == "target-too-small"]
+    assert "serve.max_model_len = 6144" in str(finding.hint)
+
+
+def test_legal_sizes_respect_what_engines_break() -> None:
+    """26B-A4B can be shared by 1 or 4 cards, not by 2 (half an expert is no kernel's width); E4B's drafter by 4."""
+    sizes = {}
+    for size in ("31B", "26B-A4B", "E4B"):
+        serving = plan_of(f"google/gemma-4-{size}-it{QAT}").serving
+        assert serving is not None
+        sizes[size] = serving.sizes
+    assert sizes == {"31B": (1, 2, 4, 8), "26B-A4B": (1, 4), "E4B": (1, 2, 4)}
+
+
 # For machines.
 
 
@@ -377,17 +507,51 @@ def test_json_is_plain_and_its_keys_are_fixed() -> None:
     assert list(document) == [
         "schema", "name", "kind", "body", "drafter", "quantization", "calibration", "serve", "groups",
         "quantized_modules", "quantized_parameters", "kept_parameters", "dropped_tensors", "shards", "body_bytes",
-        "drafter_bytes", "total_bytes", "findings",
+        "drafter_bytes", "total_bytes", "findings", "serving", "bake",
     ]  # fmt: skip
     assert list(document["body"]) == [
-        "model", "revision", "commit", "licence", "licence_link", "parameters", "weight_bytes",
+        "model", "revision", "commit", "licence", "licence_link", "parameters", "weight_bytes", "date", "gated",
+        "file_bytes",
     ]  # fmt: skip
+    serving = document["serving"]
+    assert list(serving) == [
+        "tensor_parallel_sizes", "context_tokens", "kv", "weights", "cards", "target", "smallest", "releases",
+        "command", "assumptions",
+    ]  # fmt: skip
+    assert list(serving["cards"][0]["drafting"]) == [
+        "cards", "card", "card_bytes", "weights_bytes", "work_bytes", "kv_bytes", "kv_tokens", "context_tokens",
+        "context_tokens_of_8",
+    ]  # fmt: skip
+    assert all(row["text"] and row["source"] for row in serving["assumptions"])
     assert list(document["groups"][0]) == ["name", "quantized", "modules", "parameters", "size_bytes", "reason"]
     assert document["total_bytes"] == document["body_bytes"] + document["drafter_bytes"]
     assert document["quantization"]["ignore"][0] == "lm_head"
     assert document["serve"]["max_model_len"] == 4096
 
 
+@pytest.mark.parametrize("kind", ["moe", "per-layer", "unified"])
+def test_planned_sizes_are_what_is_built(kind: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Every shard, the index and the drafter have the planned size, to the byte; test_build.py says so of the 31B."""
+    rows = [{"messages": [{"role": "user", "content": f"How are you, number {n}?"}]} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    text = f"""
+    edition = 1
+    name = "tiny"
+    body.model = "{tiny(kind) / "body"}"
+    drafter.model = "{tiny(kind) / "drafter"}"
+    calibration = {{ dataset = "rows.jsonl", num_samples = 2, max_seq_length = 16 }}
+    fidelity = {{ num_samples = 1, max_seq_length = 16, accept = "random weights" }}
+    serve.version = ">=0.24"
+    """
+    recipe = parse(text, tmp_path)
+    plan, built = plan_recipe(recipe), build(recipe, tmp_path / "dist")
+    assert built is not None
+    written = {path.name: path.stat().st_size for path in built.folder.glob("*.safetensors*")}
+    shards = {shard.file: shard.nbytes for shard in plan.layout.shards}
+    assert written == {**shards, INDEX: plan.body_bytes - sum(shards.values())}
+    assert plan.drafter_bytes == (built.folder / "assistant" / "model.safetensors").stat().st_size
+
+
 def test_equal_inputs_give_equal_plans() -> None:
     """Planning is pure: twice the same inputs give twice the same plan."""
-    assert plan_of() == plan_of()
+    assert plan_of(change=lambda source: source) == plan_of()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from bundler import printing
+from bundler.engines import parse_box
 from bundler.errors import RecipeError
 from bundler.findings import error, note, warning
 from bundler.hub import RemoteFile
+from bundler.machine import Gpu, Machine, Place
 from bundler.manifest import FileEntry
+from bundler.plan import Plan, make_plan
 from bundler.push import Outcome, PushPlan, Status
-from tests.test_plan import plan_of
+from tests.test_plan import plan_of, published, recipe_for
 
 ESCAPE = "\x1b["
 LONG = (
@@ -52,21 +58,81 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
+PLACE = Place(path=Path("somewhere"), free_bytes=10**12, device="1")
+MACHINE = Machine(
+    cores=2,
+    memory_bytes=25 * 10**9,
+    free_memory_bytes=20 * 10**9,
+    matmul_rate=1e11,
+    bf16_units=True,
+    hash_rate=1e9,
+    gpus=(Gpu(name="NVIDIA H200", memory_bytes=141 * 10**9, tflops=989),),
+    cache=PLACE,
+    output=dataclasses.replace(PLACE, path=Path("dist"), device="2"),
+)
+
+
+@cache
+def real_plan(body: str, target: str | None = None) -> Plan:
+    """A plan at real size, for a machine and a box."""
+    sources = (published(body), published(f"{body}-assistant"))
+    return make_plan(recipe_for(body), *sources, machine=MACHINE, target=parse_box(target) if target else None)
+
+
+@pytest.mark.parametrize("size", ["31B", "26B-A4B", "12B", "E4B"])
 @pytest.mark.parametrize("columns", [80, 160])
 def test_a_plan_fits_the_terminal(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    size: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No line of a plan is wider than the terminal, none ends in blanks, and each group stays on one line."""
+    """No line of a plan but the serve line, which is to be copied, is wider than the terminal; none ends in blanks.
+
+    Each group and each box stays on one line, and no figure is cut off.
+    """
     monkeypatch.setenv("COLUMNS", str(columns))
-    plan = plan_of("google/gemma-4-E4B-it-qat-q4_0-unquantized")
+    plan = real_plan(f"google/gemma-4-{size}-it-qat-q4_0-unquantized", "1xH200")
     printing.print_plan(plan)
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= columns
-    assert all(line == line.rstrip() for line in lines)
+    assert max(len(line) for line in lines if "--speculative-config" not in line) <= columns
+    assert all(line == line.rstrip() and "…" not in line for line in lines)
     for group in plan.groups:
-        (line,) = [line for line in lines if line.startswith(f"{group.name}  ")]
+        (line,) = [line for line in lines if line.startswith(f"  {group.name}  ")]
         assert line.endswith(group.reason)
         assert f" {group.modules:,} " in line
+    assert plan.serving is not None
+    for fit in plan.serving.fits:
+        (line,) = [line for line in lines if line.startswith(f"  {fit.drafting.box}  ")]
+        assert len(line.split("  ")) > 6
+
+
+def test_a_plan_says_what_it_takes_and_where_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory, disk, time with its basis on CPU and GPU, what halves it; a token's price, boxes, releases, the line."""
+    printing.print_plan(real_plan("google/gemma-4-31B-it-qat-q4_0-unquantized", "4x16GB"))
+    out = capsys.readouterr().out
+    for text in (
+        "hidden states 5.64 GB (in a file)", "63.5 GB to download", "1.00 TB free in somewhere, 1.00 TB in dist",
+        "on CPU, 2 cores", "on NVIDIA H200", "524,288 tokens", "--set calibration.num_samples=128",
+        "901 kB a token in bf16", "81.9 kB in 10 full layers", "819 kB in 50 sliding layers",
+        "1, 2, 4, 8 can share both models", "0.23.0 to 0.24.0: yes", 'vllm serve "$D"', "GPU KV cache size",
+        "--json lists",
+    ):  # fmt: skip
+        assert text in out
+
+
+def test_a_plan_for_more_cards_than_are_usual(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tensor parallel size that nobody has is refused elsewhere; the plan is shown without boxes."""
+    printing.print_plan(plan_of(more="serve.tensor_parallel_size = 64"))
+    assert "64 cards" in capsys.readouterr().out
+
+
+def test_a_plan_that_cannot_serve_is_still_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a drafter that does not fit, the plan is shown without serving, and on no machine without the bake."""
+    body = "google/gemma-4-31B-it-qat-q4_0-unquantized"
+    plan = make_plan(recipe_for(body), published(body), published("google/gemma-4-12B-it-assistant"))
+    printing.print_plan(plan)
+    out = capsys.readouterr().out
+    assert "output" in out
+    assert "serve line" not in out
+    assert "the bake" not in out
 
 
 def test_a_plan_says_what_matters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ KINDS = ("dense", "moe", "per-layer", "unified")
 RECIPE = """
 edition = 1
 name = "test"
+[quantization]
+compute = "exact"
 [body]
 model = "./body"
 [calibration]
@@ -40,10 +43,10 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def make_recipe(folder: Path, extra: str = "") -> Recipe:
+def make_recipe(folder: Path, quantization: str = "") -> Recipe:
     """A recipe whose paths start in `folder`, with the example's calibration conversations beside it."""
-    shutil.copytree(ROOT / "examples" / "tiny-31b", folder, ignore=shutil.ignore_patterns("body", "drafter"))
-    return parse(RECIPE + extra, folder)
+    shutil.copytree(ROOT / "examples" / "tiny-31b", folder, ignore=shutil.ignore_patterns("body", "drafter", "RESULTS.md"))
+    return parse(RECIPE.replace("[quantization]\n", quantization or "[quantization]\n"), folder)
 
 
 def load_body(folder: Path, recipe: Recipe) -> tuple[Source, Layout]:
@@ -53,12 +56,12 @@ def load_body(folder: Path, recipe: Recipe) -> tuple[Source, Layout]:
     return body, make_layout({name: tensor.shape for name, tensor in body.tensors.items()}, body.config, ignore)
 
 
-def bake(recipe: Recipe, folder: Path, out: Path, on_layer: quantize.OnLayer = lambda *_: None) -> None:
+def bake(recipe: Recipe, folder: Path, out: Path, tell: Callable[[quantize.Progress], None] = lambda _: None) -> None:
     """Quantize the body in `folder` into `out`, journalled beside it."""
     body, layout = load_body(folder, recipe)
     out.mkdir(exist_ok=True)
     journal = open_journal(out.parent / f"{out.name}.jsonl", "the same build")
-    quantize.run(recipe, body, layout, out, journal=journal, dataset_commit=None, on_layer=on_layer)
+    quantize.run(recipe, body, layout, out, journal=journal, dataset_commit=None, tell=tell)
 
 
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, checkpoint.Shape, bytes]]:
@@ -107,13 +110,30 @@ def test_every_tensor_is_what_oneshot_writes(tiny: Callable[[str], Path], kind: 
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())["quantization_config"]
     ours = quantize.make_quantization_config(recipe.quantization, tuple(config["ignore"]))
     assert ours == config
+    fast = replace(recipe, quantization=replace(recipe.quantization, compute="fast"))
+    bake(fast, body, tmp_path / "fast")
+    check_fast(tmp_path / "fast", tmp_path / "ours")
+
+
+def check_fast(fast: Path, exact: Path) -> None:
+    """Fast mode gives the same weights, and input scales within 1 % of exact mode's."""
+    import numpy as np
+
+    theirs = {name: data for name, _, data in tensor_bytes(exact)}
+    scales = [name for name in theirs if name.endswith(".input_global_scale")]
+    assert scales
+    for name, _, data in tensor_bytes(fast):
+        if name in scales:
+            ours, other = np.frombuffer(data, np.float32), np.frombuffer(theirs[name], np.float32)
+            assert abs(ours / other - 1) < 0.01, name
+        else:
+            assert data == theirs[name], name
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_ignore_and_observers_are_llm_compressors(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     """The recipe's own ignore patterns (whole experts too) and observers give oneshot's bytes."""
-    extra = """
-[quantization]
+    extra = """[quantization]
 ignore = ["re:.*self_attn.*", "re:.*layers[.]1[.]experts[.]3[.].*"]
 weight_observer = "memoryless_mse"
 input_observer = "minmax"
@@ -148,8 +168,8 @@ def test_a_stopped_bake_carries_on(tiny: Callable[[str], Path], tmp_path: Path) 
     class Stopped(Exception):
         """The power went."""
 
-    def stop(done: int, count: int, tokens: int) -> None:
-        if done % 2 == 0 and done < count:
+    def stop(progress: quantize.Progress) -> None:
+        if progress.layers == 2:
             raise Stopped
 
     out = tmp_path / "stopped"

@@ -291,3 +291,55 @@ def test_a_valid_recipe_round_trips(data: st.DataObject) -> None:
         name: {k: v for k, v in t.items() if v is not None} if isinstance(t, dict) else t for name, t in read.items()
     }
     assert everything(parse(document({"edition": 1, **again}), Path())) == read
+
+
+# Changes that are tried on a recipe.
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value"),
+    [
+        ("calibration.num_samples=32", "calibration.num_samples", 32),
+        (" serve.tensor_parallel_size = 2 ", "serve.tensor_parallel_size", 2),
+        ("serve.version=>=0.23,!=0.25.*", "serve.version", ">=0.23,!=0.25.*"),
+        ("serve.max_model_len=", "serve.max_model_len", None),
+        ('card.languages=["de", "en"]', "card.languages", ("de", "en")),
+        ("card.title='Another = title'", "card.title", "Another = title"),
+        ("name=007", "name", "007"),
+        ("publish.private=false", "publish.private", False),
+    ],
+)
+def test_a_change_is_tried(change: str, path: str, value: object) -> None:
+    """`key=value` sets any key, by its own type; an empty value leaves it out; the text stays the file's own."""
+    file = ROOT / "recipes" / "tiny-31b.toml"
+    recipe = load(file, [change])
+    found: object = recipe
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+    assert recipe.text == file.read_text(encoding="utf-8")
+
+
+def test_changes_are_refused_like_a_recipe() -> None:
+    """Unknown keys with the nearest one, wrong types and impossible values: all at once, each with its key path."""
+    changes = [
+        "body.calibration.num_samples=32",
+        "calibration.seed",
+        "nonsense=1",
+        "calibration.num_samples=many",
+        "publish.private=yes",
+        "serve.kv_cache_dtype=fp4",
+    ]
+    with pytest.raises(RecipeError) as caught:
+        load(ROOT / "recipes" / "tiny-31b.toml", changes)
+    found = {(finding.code, finding.where) for finding in caught.value.findings}
+    assert found == {
+        ("unknown-key", "--set body.calibration.num_samples=32"),
+        ("unknown-key", "--set calibration.seed"),
+        ("unknown-key", "--set nonsense=1"),
+        ("wrong-type", "calibration.num_samples"),
+        ("wrong-type", "publish.private"),
+        ("unknown-value", "serve.kv_cache_dtype"),
+    }
+    hints = {finding.where: str(finding.hint) for finding in caught.value.findings}
+    assert "`calibration.num_samples=…`" in hints["--set body.calibration.num_samples=32"]

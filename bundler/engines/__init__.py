@@ -15,7 +15,7 @@ from bundler.engines.facts import (
     parse_facts,
     select_facts,
 )
-from bundler.engines.serve import FOLDER, ServeCommand, make_serve_command, render_bash, render_powershell
+from bundler.engines.serve import FOLDER, ServeCommand, make_argv, make_serve_command, render_bash, render_powershell
 
 __all__ = [
     "FOLDER",
@@ -32,6 +32,7 @@ __all__ = [
     "check_serve",
     "load_cards",
     "load_facts",
+    "make_argv",
     "make_release_ranges",
     "make_serve_command",
     "parse_box",

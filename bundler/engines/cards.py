@@ -25,6 +25,8 @@ class Card:
     tflops: int | None = None
     """Dense bf16."""
     usual: bool = False
+    most: int = 8
+    """As many as are put together."""
 
     @property
     def nbytes(self) -> int:

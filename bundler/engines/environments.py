@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from bundler.engines.facts import Facts
-from bundler.errors import EngineError
+from bundler.errors import CompatibilityError, EngineError
 
 DEVICES = ("cpu", "cuda")
 _RECORD = "environment.json"
@@ -41,6 +42,14 @@ class Release:
     def name(self) -> str:
         """The folder's name, and the stem of an evidence file."""
         return f"{self.engine}-{self.version}-{self.device}"
+
+
+def parse_release(text: str, device: str) -> Release:
+    """`vllm==0.32.0` → a release; CompatibilityError for anything else."""
+    match = re.fullmatch(r"([a-z][a-z-]*)==(\d+(\.\d+)+\S*)", text.strip())
+    if match is None:
+        raise CompatibilityError(f"{text!r} names no engine release", hint="write it as vllm==0.32.0")
+    return Release(engine=match[1], version=match[2], device=device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +97,17 @@ class Fix:
     prepend: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """What a kind of device needs beside the card's serve line."""
+
+    id: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] | None = None
+    unset: tuple[str, ...] = ()
+    """Environment variables that do not work there."""
+
+
 def find_device() -> str:
     """`cuda` where an NVIDIA driver answers, else `cpu`."""
     return "cuda" if shutil.which("nvidia-smi") and _quiet(["nvidia-smi", "-L"]) else "cpu"
@@ -103,10 +123,29 @@ def folder() -> Path:
 
 def load_rows() -> tuple[tuple[Row, ...], Mapping[str, Fix]]:
     """environments.toml: the rows in order, and the fixes by id."""
-    text = (resources.files("bundler.engines") / "environments.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
+    document = _document()
     rows = tuple(Row(**{key: _frozen(value) for key, value in raw.items()}) for raw in document["environment"])
     return rows, {raw["id"]: Fix(**raw) for raw in document["fix"]}
+
+
+def load_device(name: str) -> Device:
+    """What a kind of device needs: `cpu` or `cuda`."""
+    raw = next(entry for entry in _document()["device"] if entry["id"] == name)
+    threads = str(max(1, (os.cpu_count() or 2) // 2))
+    env = {key: value.replace("{threads}", threads) for key, value in raw.get("env", {}).items()}
+    return Device(**{**{key: _frozen(value) for key, value in raw.items()}, "env": env})
+
+
+def tracking_args(release: Release, *, shared_kv: bool) -> tuple[str, ...]:
+    """The arguments that turn the engine's own weight tracking on, where this release's is right about the body."""
+    table = _document()["tracking"]
+    if shared_kv and not SpecifierSet(table["versions_with_shared_kv"]).contains(release.version, prereleases=True):
+        return ()
+    return tuple(table["args"])
+
+
+def _document() -> dict[str, Any]:
+    return tomllib.loads((resources.files("bundler.engines") / "environments.toml").read_text(encoding="utf-8"))
 
 
 def find_row(release: Release) -> Row:
@@ -124,7 +163,7 @@ def find_row(release: Release) -> Row:
 
 def load_environment(release: Release) -> Environment | None:
     """A release that is installed whole, or None."""
-    root = folder() / release.name
+    root = folder().absolute() / release.name
     try:
         record = json.loads((root / _RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -151,7 +190,7 @@ def install(release: Release, facts: Facts, step: Callable[[str], None] = lambda
         if (ready := load_environment(release)) is not None:
             _copy_plugin(_site_packages(ready.root))
             return ready
-        row, root = find_row(release), folder() / release.name
+        row, root = find_row(release), folder().absolute() / release.name
         step(f"installing {release.engine} {release.version} for {release.device} into {root}")
         shutil.rmtree(root, ignore_errors=True)
         return _install(release, row, root, _transformers(facts, release))
@@ -272,6 +311,7 @@ def _packages(uv: str, python: str, distribution: str) -> dict[str, str]:
         text=True,
         check=True,
         timeout=120,
+        cwd=folder(),
     )
     versions = {entry["name"]: entry["version"] for entry in json.loads(listed.stdout)}
     return {name: versions[name] for name in (distribution, *_REPORTED) if name in versions}
@@ -284,8 +324,8 @@ def _require_uv() -> str:
 
 
 def _run(command: list[str], release: Release) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    try:  # in the cache folder, where no project's uv settings reach
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd=folder())
     except subprocess.TimeoutExpired as exc:
         raise EngineError(f"installing {release.name} took more than {_TIMEOUT_S} s", hint="run it again") from exc
     if done.returncode:

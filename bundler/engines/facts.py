@@ -22,6 +22,7 @@ from bundler.gemma4 import Kind
 from bundler.recipe import Serve
 
 SECTIONS = ("release", "requirement", "trap", "advice", "hardware", "calibration", "limit")
+FORMATS = ("", "modelopt", "bf16", "quantized-drafter")
 _ANY_ENGINE = ("hardware", "calibration", "limit")
 KIND_WORDS = {kind.name.lower().replace("_", "-"): kind for kind in Kind}
 
@@ -47,6 +48,8 @@ class When:
     """A specifier on the tensor parallel size: ">=2", "==2"."""
     kv_cache_dtype: tuple[str, ...] = ()
     interconnect: str | None = None
+    format: str = ""
+    """How the weights are stored, where that is not as bundler stores them: modelopt, bf16, quantized-drafter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +175,8 @@ def _problems(raw: Mapping[str, Any]) -> list[str]:
         found.append("basis must be reported or measured")
     if type(raw.get("checked")) is not datetime.date:
         found.append("checked must be a date")
+    if when.get("format", "") not in FORMATS:
+        found.append(f"when.format must be one of {', '.join(FORMATS[1:])}")
     found += [f"no such kind: {word}" for word in when.get("kinds", ()) if word not in KIND_WORDS]
     for key, specifier in (
         ("versions", raw.get("versions", "")),
@@ -235,6 +240,7 @@ def _speaks_about(when: When, setting: Setting) -> bool:
         (not when.kinds or setting.kind in when.kinds)
         and when.drafter in (None, setting.drafter)
         and when.multimodal in (None, setting.multimodal)
+        and not when.format
         and (not when.kv_cache_dtype or serve.kv_cache_dtype in when.kv_cache_dtype)
         and SpecifierSet(when.tensor_parallel).contains(str(serve.tensor_parallel_size))
     )
@@ -283,18 +289,14 @@ def check_hardware(facts: Facts, setting: Setting, sm: int) -> list[Finding]:
         if fact.engine != setting.serve.engine or not any(_covers(words, sm) for words in fact.hardware):
             continue
         message = f"SM{sm}: {fact.title}. {fact.text}"
-        if fact.verdict is Verdict.BROKEN and not fact.do:
-            found.append(error("hardware-broken", "--target", message, None, sources))
-        elif fact.verdict is Verdict.BROKEN:
-            say = error if fact.section == "trap" else warning
-            found.append(say("hardware-broken", "--target", message, fact.do, sources))
-        elif fact.verdict is not Verdict.WORKS:
-            found.append(warning(f"hardware-{fact.verdict}", "--target", message, fact.do or None, sources))
+        if fact.verdict is not Verdict.WORKS:
+            say = error if fact.verdict is Verdict.BROKEN and fact.section == "trap" else warning
+            found.append(say(f"hardware-{fact.verdict}", "--target", message, fact.do or None, sources))
     return found
 
 
 def _covers(words: str, sm: int) -> bool:
-    """Whether `SM86`, `SM120 (RTX 50)` or `SM80 – SM90 (Ampere)` speaks about a capability."""
+    """Whether `SM86`, `SM120 (RTX 50)` or a range of two capabilities speaks about one."""
     bounds = [int(number) for number in re.findall(r"SM(\d+)", words)]
     return bool(bounds) and bounds[0] <= sm <= bounds[-1]
 

@@ -1,11 +1,14 @@
 """Run a server for as long as standard input stays open, then stop it and everything that it started.
 
-Used as a script of its own, with nothing but the standard library: whoever started it may be killed at any moment,
-and then the operating system closes that pipe. Exit code: the server's own.
+    python guard.py GRACE_S COMMAND...
+
+A script of its own, with nothing but the standard library: whoever started it may be killed at any moment, and then
+the operating system closes that pipe. The server gets an interrupt and GRACE_S seconds to leave. Exit code: its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,11 +17,10 @@ import threading
 import time
 from pathlib import Path
 
-GRACE_S = 30.0
 _POLL_S = 0.1
 
 
-def main(command: list[str]) -> int:
+def main(command: list[str], grace_s: float) -> int:
     """Start `command` in a session of its own; return when it ended or standard input did."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the pipe decides; a Ctrl-C reaches whoever holds it
@@ -35,7 +37,7 @@ def main(command: list[str]) -> int:
     if server.poll() is None:
         server.send_signal(signal.SIGINT)
         try:
-            server.wait(GRACE_S)
+            server.wait(grace_s)
         except subprocess.TimeoutExpired:
             server.kill()
     _sweep(server.pid)
@@ -55,15 +57,16 @@ def _wait_for_end(let_go: threading.Event) -> None:
 
 def _sweep(session: int) -> None:
     """End what is left of the server's session; members are looked up each time, so no other process is meant."""
-    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+    for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + patience_s
         while (left := members(session)) and time.monotonic() < deadline:
             for pid in left:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-                except ProcessLookupError:
-                    continue
             time.sleep(_POLL_S)
+    if not Path("/proc").is_dir():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)
 
 
 def members(session: int) -> list[int]:
@@ -81,5 +84,5 @@ def members(session: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    code = main(sys.argv[2:], float(sys.argv[1]))
     sys.exit(code if code >= 0 else 128 - code)

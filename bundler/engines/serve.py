@@ -54,6 +54,14 @@ def make_serve_command(
     return ServeCommand(env=env, model=model, args=tuple(args), speculative=speculative)
 
 
+def make_argv(command: ServeCommand, folder: str) -> list[str]:
+    """The words after `vllm`, with the bundle's folder filled in."""
+    words = ["serve", command.model, *command.args]
+    if command.speculative is not None:
+        words += ["--speculative-config", json.dumps(command.speculative, separators=(",", ":"))]
+    return [word.replace(FOLDER, folder) for word in words]
+
+
 def render_bash(command: ServeCommand, variable: str = "D") -> str:
     """The line for bash or zsh; the JSON is in single quotes, which step aside for "$D"."""
 

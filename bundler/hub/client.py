@@ -6,11 +6,13 @@ HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean in hugging
 from __future__ import annotations
 
 import errno
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bundler import __version__
 from bundler.errors import BundlerError
@@ -24,8 +26,8 @@ Progress = Callable[[str, int, int], None]
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts at something that the Hub was too busy for."""
-TIMEOUT_S = 30.0
-_SILENCE_S = 120.0  # the client itself would wait for ever for a Hub that took a request and says nothing
+SILENCE_S = 60.0
+"""How long the Hub may say nothing; the client itself would wait for ever for an answer that does not come."""
 _MAX_TOLD_WAIT_S = 300.0  # the Hub counts requests in windows of five minutes
 
 
@@ -94,25 +96,52 @@ def list_files(client: Client, repo_id: str, commit: str) -> dict[str, RemoteFil
 
 def read_bytes(client: Client, repo_id: str, commit: str, path: str, start: int, end: int) -> bytes:
     """Bytes `start` to `end` (exclusive) of a file at a commit, and never more, whatever the server sends."""
+    if end <= start:
+        return b""
+
+    def call() -> bytes:
+        with _open(client, repo_id, commit, path, {"Range": f"bytes={start}-{end - 1}"}) as response:
+            if response.status_code != 206:
+                raise client.error(f"{client.endpoint} does not serve parts of files", hint="check HF_ENDPOINT")
+            return _read(response, end - start)[: end - start]
+
+    return ask(client, repo_id, call)
+
+
+def read_file(client: Client, repo_id: str, commit: str, file: RemoteFile) -> bytes:
+    """A whole file at a commit, for small ones; `client.error` if it is not as long as the Hub's listing says."""
+
+    def call() -> bytes:
+        with _open(client, repo_id, commit, file.path, {}) as response:
+            return _read(response, file.size_bytes + 1)
+
+    content = ask(client, repo_id, call)
+    if len(content) != file.size_bytes:
+        more = "more than " if len(content) > file.size_bytes else f"{len(content)} instead of "
+        raise client.error(f"{repo_id}: {file.path} comes with {more}{file.size_bytes} bytes", hint="try again later")
+    return content
+
+
+@contextmanager
+def _open(client: Client, repo_id: str, commit: str, path: str, asked: dict[str, str]) -> Iterator[Any]:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
     url = hf_hub_url(repo_id, path, revision=commit, endpoint=client.endpoint)
-    asked = {**headers(client), "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    sent = {**headers(client), **asked, "Accept-Encoding": "identity"}
+    with http_stream_backoff("GET", url, headers=sent, max_retries=0) as response:
+        hf_raise_for_status(response)
+        yield response
 
-    def call() -> bytes:
-        received = b""
-        with http_stream_backoff("GET", url, headers=asked, timeout=TIMEOUT_S, max_retries=0) as response:
-            hf_raise_for_status(response)
-            if response.status_code != 206:
-                raise client.error(f"{client.endpoint} does not serve parts of files", hint="check HF_ENDPOINT")
-            for chunk in response.iter_bytes():
-                received += chunk
-                if len(received) >= end - start:
-                    break
-        return received[: end - start]
 
-    return ask(client, repo_id, call) if end > start else b""
+def _read(response: Any, enough_bytes: int) -> bytes:
+    """The body, read until there is enough of it."""
+    received = bytearray()
+    for chunk in response.iter_bytes():
+        received += chunk
+        if len(received) >= enough_bytes:
+            break
+    return bytes(received)
 
 
 def ask(
@@ -134,7 +163,7 @@ def ask(
     waits: Iterator[float] = iter(WAITS_S)
     while True:
         try:
-            get_session().timeout = _SILENCE_S
+            _limit_silence(get_session())
             return call()
         except foreign as exc:
             cause = _find_cause(exc)
@@ -143,6 +172,19 @@ def ask(
                 message, hint = _explain(cause, repo_id, client.endpoint, revision)
                 raise client.error(message, hint=hint) from cause
             time.sleep(_told_wait_s(cause) or wait)
+
+
+def _limit_silence(session: Any) -> None:
+    """Give every request of the client's session a limit, also those that it makes with `timeout=None`."""
+    hooks = session.event_hooks
+    if _set_limit not in hooks["request"]:
+        session.event_hooks = {**hooks, "request": [*hooks["request"], _set_limit]}
+
+
+def _set_limit(request: Any) -> None:
+    limits = request.extensions.get("timeout", {})
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {kind: limits.get(kind) or SILENCE_S for kind in kinds}
 
 
 def _find_cause(exc: BaseException) -> BaseException:
@@ -186,7 +228,8 @@ def _explain(exc: BaseException, repo_id: str, endpoint: str, revision: str | No
 
     page, login = f"{endpoint}/{repo_id}", "`hf auth login`, or set HF_TOKEN"
     status = status_of(exc)
-    said = str(getattr(exc, "server_message", None) or exc).strip().split("\n")[0] or type(exc).__name__
+    answered = getattr(getattr(exc, "response", None), "headers", {}).get("x-error-message")
+    said = str(answered or getattr(exc, "server_message", None) or exc).strip().split("\n")[0] or type(exc).__name__
     said = re.sub(r"(Bearer |hf_)\S+", r"\1…", said)  # the HTTP library quotes a header that it cannot send
     if isinstance(exc, errors.OfflineModeIsEnabled):
         return f"{repo_id}: HF_HUB_OFFLINE is set", "unset it, or name a local folder"
@@ -211,6 +254,14 @@ def _explain(exc: BaseException, repo_id: str, endpoint: str, revision: str | No
         return f"{repo_id}: the Hub answers {status}: {said}", "try again later"
     if isinstance(exc, (errors.HTTPError, ConnectionError, TimeoutError)):
         return f"{repo_id}: cannot reach {endpoint}: {said}", "check the network and HF_ENDPOINT"
-    if isinstance(exc, OSError) and exc.errno == errno.ENOSPC:
-        return f"{repo_id}: no space left on the disk of HF_HOME", "make room, or set HF_HOME to another disk"
+    if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError):
+        return (
+            f"{repo_id}: {endpoint} answers with something that is no JSON",
+            "is a proxy in between? check HF_ENDPOINT",
+        )
+    if isinstance(exc, OSError) and exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return (
+            f"{repo_id}: no room for a download: {exc.strerror}",
+            "make room, or set HF_HOME or TMPDIR to another disk",
+        )
     return f"{repo_id}: {said}", f"see {page}"

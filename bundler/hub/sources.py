@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from bundler import checkpoint
 from bundler.checkpoint import Tensor
 from bundler.errors import SourceError
 from bundler.hub.client import Client, Progress, ask, list_files, make_client, read_bytes
+from bundler.hub.downloads import download
 from bundler.recipe import SourceRef
 from bundler.recipe_rules import is_local
 from bundler.source import Source, SourceFile
@@ -49,10 +51,16 @@ def fetch(source: Source, *, progress: Progress | None = None) -> Source:
             if progress is not None:
                 progress(path, before + received, total)
 
-        _download(client, source.model, source.commit, file, tell)
+        download(client, source.model, source.commit, file, tell)
         done += file.size_bytes
         tell(file.size_bytes)
     return source
+
+
+def find_commit(client: Client, repo_id: str, revision: str | None) -> str:
+    """The commit that a revision of a model repo means now; `client.error` if it cannot be seen."""
+    call = partial(client.api.model_info, repo_id, revision=revision)
+    return str(ask(client, repo_id, call, revision=revision).sha)
 
 
 def resolve_dataset(repo_id: str, revision: str | None) -> str:
@@ -60,6 +68,19 @@ def resolve_dataset(repo_id: str, revision: str | None) -> str:
     client = make_client(SourceError)
     info = ask(client, repo_id, partial(client.api.dataset_info, repo_id, revision=revision), revision=revision)
     return str(info.sha)
+
+
+def is_there(repo_id: str) -> bool:
+    """Whether a model repo exists and can be seen."""
+    client = make_client(SourceError)
+    return ask(client, repo_id, partial(client.api.repo_exists, repo_id))
+
+
+def cache_folder() -> Path:
+    """Where downloads go: HF_HOME's cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def _resolve_folder(ref: SourceRef, recipe_folder: Path) -> Source:
@@ -79,7 +100,8 @@ def _resolve_folder(ref: SourceRef, recipe_folder: Path) -> Source:
 def _resolve_repo(ref: SourceRef) -> Source:
     client, repo_id = make_client(SourceError), ref.model
     call = partial(client.api.model_info, repo_id, revision=ref.revision)
-    commit = str(ask(client, repo_id, call, revision=ref.revision).sha)
+    info = ask(client, repo_id, call, revision=ref.revision)
+    commit = str(info.sha)
     listed = {path: file for path, file in list_files(client, repo_id, commit).items() if "/" not in path}
     sizes = {path: file.size_bytes for path, file in listed.items()}
     _check_config(sizes)
@@ -89,7 +111,7 @@ def _resolve_repo(ref: SourceRef) -> Source:
         if path == checkpoint.INDEX or (size <= _SMALL_BYTES and _is_side_file(path))
     ]
     with ThreadPoolExecutor(8) as pool:
-        paths = list(pool.map(lambda file: _download(client, repo_id, commit, file), small))
+        paths = list(pool.map(lambda file: download(client, repo_id, commit, file), small))
         folder = paths[0].parent
         names = checkpoint.weight_files(sizes, checkpoint.load_index(folder))
         headers = pool.map(lambda name: _read_header(client, repo_id, commit, name, sizes[name]), names)
@@ -99,7 +121,9 @@ def _resolve_repo(ref: SourceRef) -> Source:
                 raise SourceError(f"{twice[0]} is in {tensors[twice[0]].file} and in {header[twice[0]].file}")
             tensors |= header
     hashes = {path: file.sha256 for path, file in listed.items()}
-    return _make_source(ref, commit, folder, sizes, hashes, tensors)
+    source = _make_source(ref, commit, folder, sizes, hashes, tensors)
+    date = info.last_modified.date().isoformat() if info.last_modified else None
+    return replace(source, date=date, gated=str(info.gated or "no"))
 
 
 def _make_source(
@@ -151,48 +175,6 @@ def _load_front_matter(card: Path) -> dict[str, Any]:
     if not isinstance(matter, dict | None):
         raise SourceError(f"the front matter of {card.name} is no mapping")
     return matter or {}
-
-
-def _download(
-    client: Client, repo_id: str, commit: str, file: SourceFile, tell: Callable[[int], None] | None = None
-) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    def call() -> Path:
-        path = hf_hub_download(
-            repo_id,
-            file.path,
-            revision=commit,
-            endpoint=client.endpoint,
-            library_name=client.api.library_name,
-            library_version=client.api.library_version,
-            tqdm_class=_make_meter(file.size_bytes, tell or (lambda received: None)),
-        )
-        return Path(path)
-
-    path = ask(client, repo_id, call)
-    if (size := path.stat().st_size) != file.size_bytes:
-        hint = f"remove {path} and try again"
-        raise SourceError(f"{file.path} has {size} bytes here and {file.size_bytes} on the Hub", hint=hint)
-    return path
-
-
-def _make_meter(size_bytes: int, tell: Callable[[int], None]) -> Any:
-    """A progress bar as the client wants one, that shows nothing and tells the bytes received so far."""
-    from huggingface_hub.utils import tqdm
-
-    class Meter(tqdm):
-        received = 0
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
-            self.update(kwargs.get("initial") or 0)
-
-        def update(self, n: float | None = 1) -> None:
-            Meter.received = min(Meter.received + int(n or 0), size_bytes)
-            tell(Meter.received)
-
-    return Meter
 
 
 def _read_header(client: Client, repo_id: str, commit: str, name: str, size_bytes: int) -> dict[str, Tensor]:

@@ -1,42 +1,35 @@
 """The deep room. Its door: `check` before the long work, `run` for it, `check_fidelity` after it.
 
-Behind the door: `samples` (calibration and held-out data), `stream` (the forward, a layer at a time), `layer` (what
-llm-compressor does to one), `pack` (its weights to 4 bit), `fidelity` (how close the result is), `writer` (bytes to
-their place), `journal` (what survives a kill).
+Behind the door: `bake` (the order of the work), `samples` (calibration and held-out data), `stream` (the forward, a
+layer at a time), `exact` and `fast` (two ways to calibrate a layer), `pack` (weights to 4 bit), `fidelity` (how close
+the result is), `memory` (where activations live), `parallel` (several processes), `writer` (bytes to their place),
+`journal` (what survives a kill).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bundler import checkpoint
-from bundler.checkpoint import Tensor
-from bundler.errors import QuantizationError
-from bundler.gemma4 import layer_of, source_offset
+from bundler.errors import QuantizationError, RecipeError
+from bundler.gemma4 import layer_of
 from bundler.layout import Layout
-from bundler.manifest import CalibrationEntry, FidelityEntry, QuantizationEntry
-from bundler.quantize import environment, writer
+from bundler.manifest import CalibrationEntry, QuantizationEntry
+from bundler.quantize import environment, parallel, writer
+from bundler.quantize.bake import MODES, OUTSIDE, Bake, Progress, Units, bake_layers
 from bundler.quantize.environment import check
 from bundler.quantize.fidelity import check_fidelity
 from bundler.quantize.journal import Journal
+from bundler.quantize.memory import make_room
 from bundler.recipe import Quantization, Recipe
 from bundler.source import Source
 
-if TYPE_CHECKING:
-    from bundler.quantize.samples import Samples
-
-__all__ = ["FORMAT", "check", "check_fidelity", "make_quantization_config", "run"]
+__all__ = ["FORMAT", "Progress", "check", "check_fidelity", "make_quantization_config", "open_device", "run"]
 
 FORMAT = "nvfp4-pack-quantized"
-OnLayer = Callable[[int, int, int], None]
-"""Called after each decoder layer with (layers done, layers in all, tokens sent through one layer)."""
-Units = Mapping[str, Mapping[str, Tensor]]
-"""What is written and journalled as one: each decoder layer, and all that lies outside them."""
-_OUTSIDE = "outside the layers"
 
 
 def make_quantization_config(quantization: Quantization, ignore: tuple[str, ...]) -> dict[str, Any]:
@@ -68,6 +61,23 @@ def make_quantization_config(quantization: Quantization, ignore: tuple[str, ...]
     }
 
 
+def open_device(name: str) -> Any:
+    """`cpu`, `cuda` or `cuda:N` as torch's device; RecipeError for anything else, several GPUs and `auto` included."""
+    import torch
+
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdigit()) or (kind == "cpu" and number):
+        raise RecipeError(
+            f"--device {name}: a body is calibrated on one device, cpu, cuda or cuda:N",
+            hint="over several GPUs without peer-to-peer access Gemma 4's activations are corrupted silently",
+        )
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise RecipeError(f"--device {name}: there are {torch.cuda.device_count()} GPUs here", hint="use --device cpu")
+    if kind == "cuda" and not number:
+        return torch.device("cuda", parallel.rank() % torch.cuda.device_count())
+    return torch.device(name)
+
+
 def run(
     recipe: Recipe,
     body: Source,
@@ -76,30 +86,54 @@ def run(
     *,
     journal: Journal,
     dataset_commit: str | None,
-    on_layer: OnLayer,
-) -> QuantizationEntry:
+    tell: Callable[[Progress], None] = lambda progress: None,
+    device: str = "cpu",
+    memory_limit_bytes: int | None = None,
+) -> QuantizationEntry | None:
     """Write the body's shards and index into `bundle`, one decoder layer in memory at a time.
 
-    What `journal` says is done, and still has the bytes it had, is not done again. SourceError for an unusable
-    checkpoint or calibration set, QuantizationError for layers that cannot be quantized.
+    What `journal` says is done, and still has the bytes it had, is not done again. Under torchrun every rank calls
+    this with the same arguments; ranks other than 0 get None. SourceError for an unusable checkpoint or calibration
+    set, QuantizationError for layers that cannot be quantized or a memory limit that is too low.
     """
     from bundler.quantize.samples import load_samples
     from bundler.quantize.stream import load_processor
 
-    writer.allocate(bundle, layout.shards)
+    where = open_device(device)
     units = _make_units(layout)
-    done = {unit for unit, sha256 in journal.done.items() if writer.hash_tensors(bundle, units[unit]) == sha256}
-
-    def finish(unit: str) -> None:
-        writer.sync(bundle, (tensor.file for tensor in units[unit].values()))
-        journal.record(unit, writer.hash_tensors(bundle, units[unit]))
-
-    if _OUTSIDE not in done:
-        _copy(units[_OUTSIDE], body, bundle)
-        finish(_OUTSIDE)
+    dtype, peak_flops = _choose_dtype(recipe, where, journal)
+    room = make_room(
+        where,
+        journal.path.parent,
+        working_bytes=working_bytes(recipe, body, units, float32=dtype.itemsize == 4),
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    if parallel.rank() == 0:
+        writer.allocate(bundle, layout.shards)
+    parallel.barrier()
+    bake = Bake(
+        quantization=recipe.quantization,
+        body=body,
+        layout=layout,
+        bundle=bundle,
+        units=units,
+        journal=journal,
+        done={unit for unit, sha256 in journal.done.items() if writer.hash_tensors(bundle, units[unit]) == sha256},
+        mode=MODES[recipe.quantization.compute],
+        place=(where, dtype),
+        room=room,
+        peak_flops=peak_flops,
+        tell=tell,
+    )
     samples = load_samples(recipe, dataset_commit, load_processor(body.folder))
-    bake = Bake(recipe.quantization, body, layout, bundle, units, done, finish)
-    fidelity, q4_0_blocks = _stream(bake, samples, on_layer)
+    if len(samples.inputs) < parallel.size():
+        raise QuantizationError(
+            f"{len(samples.inputs)} calibration samples cannot be shared by {parallel.size()} ranks"
+        )
+    measured = bake_layers(bake, samples)
+    if measured is None:
+        return None
+    fidelity, q4_0_blocks = measured
     (bundle / checkpoint.INDEX).write_text(checkpoint.render_index(layout.shards), encoding="utf-8")
     calibration = recipe.calibration
     return QuantizationEntry(
@@ -119,7 +153,14 @@ def run(
             seed=calibration.seed,
             num_tokens=samples.num_tokens,
         ),
-        compute={"device": "cpu", "dtype": "bfloat16", "attention": "eager", "batch_size": 1},
+        compute={
+            "mode": recipe.quantization.compute,
+            "device": where.type,
+            "dtype": str(dtype).removeprefix("torch."),
+            "attention": bake.mode.ATTENTION,
+            "batch_tokens": bake.mode.batch_tokens(where),
+            "ranks": parallel.size(),
+        },
         quantized_modules=len(layout.quantized),
         quantized_parameters=layout.quantized_parameters,
         kept_parameters=layout.kept_parameters,
@@ -129,93 +170,51 @@ def run(
     )
 
 
+def working_bytes(recipe: Recipe, body: Source, units: Units, *, float32: bool) -> int:
+    """Anonymous memory that one layer at work takes beside the activations: its weights where they are not the mapped
+    source's, its packed form twice (one is written while the next is made), and the temporaries of a forward."""
+    text = body.config["text_config"]
+    source = {name: tensor.shape.nbytes for name, tensor in body.tensors.items() if layer_of(name) is not None}
+    by_layer: Counter[int | None] = Counter()
+    for name, nbytes in source.items():
+        by_layer[layer_of(name)] += nbytes
+    layer = max(by_layer.values())
+    packed = max(sum(a.shape.nbytes for a in unit.values()) for name, unit in units.items() if name != OUTSIDE)
+    exact = recipe.quantization.compute == "exact"
+    copied = 2 * layer if float32 else layer if exact and text.get("enable_moe_block") else 0
+    tokens = max(recipe.calibration.max_seq_length, 1 if exact else 2048)
+    wide = max(int(text["intermediate_size"]), 2 * int(text["hidden_size"]))
+    itemsize = 4 if float32 else 2
+    scores = text["num_attention_heads"] * recipe.calibration.max_seq_length**2 * 6 if exact else 0
+    total: int = copied + 2 * packed + tokens * (3 * wide + 8 * text["hidden_size"]) * itemsize + scores
+    return total
+
+
+def _choose_dtype(recipe: Recipe, device: Any, journal: Journal) -> tuple[Any, float]:
+    """The dtype that layers compute in, the same for all ranks and runs of one bake, and its measured peak rate."""
+    import torch
+
+    if recipe.quantization.compute == "exact":
+        return torch.bfloat16, 0.0
+    from bundler.quantize.fast import choose_dtype
+
+    dtype, peak_flops = choose_dtype(device)
+    if parallel.rank() == 0:
+        journal.choose("device", device.type)
+        journal.choose("dtype", str(dtype).removeprefix("torch."))
+    begun = parallel.agree(journal.choices.get("device", ""))
+    if begun != device.type:
+        raise QuantizationError(
+            f"{journal.path.parent} was begun on {begun}, this run computes on {device.type}",
+            hint=f"carry on with --device {begun}, or remove {journal.path.parent}",
+        )
+    return getattr(torch, parallel.agree(journal.choices.get("dtype", ""))), peak_flops
+
+
 def _make_units(layout: Layout) -> Units:
-    units: dict[str, dict[str, Tensor]] = {_OUTSIDE: {}}
+    units: dict[str, dict[str, checkpoint.Tensor]] = {OUTSIDE: {}}
     for shard in layout.shards:
         for name, tensor in shard.tensors.items():
             index = layer_of(name)
-            units.setdefault(_OUTSIDE if index is None else f"layer {index}", {})[name] = tensor
+            units.setdefault(OUTSIDE if index is None else f"layer {index}", {})[name] = tensor
     return units
-
-
-@dataclass(frozen=True, slots=True)
-class Bake:
-    """What every layer's work needs to know."""
-
-    quantization: Quantization
-    body: Source
-    layout: Layout
-    bundle: Path
-    units: Units
-    done: set[str]
-    finish: Callable[[str], None]
-
-
-def _stream(bake: Bake, samples: Samples, on_layer: OnLayer) -> tuple[FidelityEntry, float]:
-    """Take every layer in turn through calibration, packing and the held-out comparison, and let go of it."""
-    from bundler.quantize import fidelity, stream
-    from bundler.quantize.layer import linearize_experts, on_q4_0_grid
-
-    model = stream.load_model(bake.body.folder)
-    with stream.calibration_forward(model):
-        layers = stream.take_layers(model)
-        count = len(layers)
-        left = [index for index in range(count) if f"layer {index}" not in bake.done]
-        calibration = stream.start(model, count, samples.inputs if left else [])
-        heldout = fidelity.start(model, count, samples.heldout)
-        grid = [0, 0]
-        for index in range(count):
-            layer, layers[index] = layers[index], None
-            linearize_experts(layer)
-            modules = _find_modules(layer, bake.layout, index)
-            if index in left:
-                _quantize_layer(bake, index, layer, partial(stream.advance, calibration, index, layer))
-            elif left and index < left[-1]:
-                stream.advance(calibration, index, layer)
-            grid = [total + part for total, part in zip(grid, on_q4_0_grid(modules.values()), strict=True)]
-            fidelity.advance(heldout, index, layer, modules, bake.bundle, bake.units[f"layer {index}"])
-            on_layer(index + 1, count, samples.num_tokens)
-    return fidelity.finish(heldout, model, count), round(grid[0] / max(grid[1], 1), 4)
-
-
-def _quantize_layer(bake: Bake, index: int, layer: Any, advance: Callable[[], None]) -> None:
-    from bundler.quantize.layer import calibrating, pack
-
-    unit = f"layer {index}"
-    with calibrating(layer, index, bake.quantization, bake.layout.ignore) as modules:
-        _require_planned(modules, bake.layout, index)
-        advance()
-    left = dict(bake.units[unit])
-    for name, tensor in pack(modules):
-        writer.write_tensor(bake.bundle, left.pop(name), _bytes(tensor))
-    _copy(left, bake.body, bake.bundle)
-    bake.finish(unit)
-
-
-def _find_modules(layer: Any, layout: Layout, index: int) -> dict[str, Any]:
-    prefix = f"model.language_model.layers.{index}."
-    return {
-        name: layer.get_submodule(name.removeprefix(prefix)) for name in layout.quantized if name.startswith(prefix)
-    }
-
-
-def _require_planned(modules: Mapping[str, Any], layout: Layout, index: int) -> None:
-    planned = {name for name in layout.quantized if layer_of(f"{name}.") == index}
-    if planned != modules.keys():
-        difference = ", ".join(sorted(planned ^ modules.keys())[:8])
-        raise QuantizationError(
-            f"layer {index}: llm-compressor quantizes other modules than the plan: {difference}",
-            hint="this is a bug of bundler or a change in llm-compressor; please report it with the recipe",
-        )
-
-
-def _copy(tensors: Mapping[str, Tensor], body: Source, bundle: Path) -> None:
-    for name, tensor in tensors.items():
-        file, start = source_offset(name, body.tensors)
-        writer.copy_tensor(body.folder / file, start, bundle, tensor)
-
-
-def _bytes(tensor: Any) -> memoryview:
-    import torch
-
-    return memoryview(tensor.contiguous().view(torch.uint8).numpy()).cast("B")

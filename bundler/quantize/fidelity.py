@@ -10,25 +10,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bundler.checkpoint import Tensor as Address
 from bundler.errors import QuantizationError
 from bundler.findings import Finding, error, note, warning
 from bundler.gemma4 import layer_of
 from bundler.manifest import FidelityEntry, LayerFidelity, QuantizationEntry
 from bundler.quantize import stream
-from bundler.quantize.nvfp4 import load_module, round_input
+from bundler.quantize.nvfp4 import dequantize, round_input
 from bundler.recipe import Fidelity
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bundler.quantize.memory import Room
+
+    Place = tuple[Any, Any]
+
 _QAT_BLOCKS = 0.5
 _SEED = "card of the published 31B MTP bundle: the non-QAT 12B collapsed on the recipe that the QAT 31B takes cleanly"
 _POSITIONS = 128
 """Positions whose logits are held at a time: Gemma's vocabulary has 262,144 entries."""
+_CAPTURED = 512
+"""Tokens over which a module's own error is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,56 +43,69 @@ class Twins:
     quantized: stream.Stream
     labels: Sequence[Tensor]
     """Token ids [tokens] a sample; -1 for what is no text."""
-    power: dict[str, list[float]] = field(default_factory=dict)
+    power: dict[str, Tensor] = field(default_factory=dict)
 
 
-def start(model: Any, num_layers: int, inputs: Sequence[Mapping[str, Any]]) -> Twins:
+def start(model: Any, num_layers: int, batches: Sequence[stream.Inputs], room: Room) -> Twins:
     """Both ways before the first layer, where they are still one."""
     return Twins(
-        source=stream.start(model, num_layers, inputs),
-        quantized=stream.start(model, num_layers, inputs),
-        labels=[_text_tokens(sample) for sample in inputs],
+        source=stream.start(model, num_layers, batches, room, "heldout-source"),
+        quantized=stream.start(model, num_layers, batches, room, "heldout-quantized"),
+        labels=[_text_tokens(batch, number) for batch in batches for number in range(len(batch["input_ids"]))],
     )
 
 
 def advance(
-    twins: Twins, index: int, layer: Any, modules: Mapping[str, Any], bundle: Path, addresses: Mapping[str, Address]
+    twins: Twins, index: int, layer: Any, modules: Mapping[str, Any], packed: Mapping[str, Tensor], place: Place
 ) -> None:
     """Send the samples through layer `index` on both ways.
 
-    `modules` are its quantized Linears by full name, holding the source's weights; `addresses` says where their
-    tensors are in the bundle.
+    `modules` are its quantized Linears by full name, holding the source's weights; `packed` has their tensors as they
+    are in the bundle, by name.part. Afterwards the Linears hold the bundle's weights.
     """
-    packed = {name: load_module(bundle, addresses, name, module.weight.dtype) for name, module in modules.items()}
+    device, dtype = place
+    packed = {name: tensor.to(device) for name, tensor in packed.items()}
+    with ExitStack() as hooks:
+        seen = {name: hooks.enter_context(_captured(module)) for name, module in modules.items()}
+        stream.advance(twins.source, index, layer, place, _nobody)
     with ExitStack() as hooks:
         for name, module in modules.items():
-            hooks.enter_context(_measured(module, *packed[name], twins.power.setdefault(name, [0.0, 0.0])))
-        stream.advance(twins.source, index, layer)
-    with ExitStack() as hooks:
-        for name, module in modules.items():
-            hooks.enter_context(_as_bundled(module, *packed[name]))
-        stream.advance(twins.quantized, index, layer)
+            module.weight.data = dequantize(packed, name, dtype)
+            global_scale = packed[f"{name}.input_global_scale"]
+            if seen[name]:
+                twins.power[name] = _power(module, seen.pop(name), global_scale)
+            hooks.enter_context(_rounding(module, global_scale))
+        stream.advance(twins.quantized, index, layer, place, _nobody)
 
 
-def finish(twins: Twins, model: Any, num_layers: int) -> FidelityEntry:
+def _nobody(tokens: int) -> None:
+    """Held-out tokens are not counted as progress."""
+
+
+def finish(twins: Twins, model: Any, num_layers: int, device: Any) -> FidelityEntry:
     """Compare the two sets of logits over every text token that the samples predict."""
     import torch
 
+    source, quantized = twins.source.hidden, twins.quantized.hidden
     divergence = nll = nll_quantized = 0.0
     agreed = count = 0
-    for source, quantized, labels in zip(twins.source.hidden, twins.quantized.hidden, twins.labels, strict=True):
-        for first in range(0, len(labels) - 1, _POSITIONS):
-            targets = labels[first + 1 : first + 1 + _POSITIONS]
-            text = targets >= 0
-            at = slice(first, first + len(targets))
-            with torch.no_grad():
-                p, q = (_log_probabilities(model, hidden[0, at][text]) for hidden in (source, quantized))
-            picked = targets[text][:, None]
-            divergence += float((p.exp() * (p - q)).sum())
-            agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
-            nll -= float(p.gather(1, picked).sum())
-            nll_quantized -= float(q.gather(1, picked).sum())
-            count += int(text.sum())
+    with torch.no_grad(), stream.moved(_end(model), device):
+        begin = 0
+        for labels in twins.labels:
+            for first in range(0, len(labels) - 1, _POSITIONS):
+                targets = labels[first + 1 : first + 1 + _POSITIONS]
+                text = targets >= 0
+                at = torch.arange(len(targets))[text] + begin + first
+                assert source is not None
+                assert quantized is not None
+                p, q = (_log_probabilities(model, hidden[at].to(device)) for hidden in (source, quantized))
+                picked = targets[text][:, None].to(device)
+                divergence += float((p.exp() * (p - q)).sum())
+                agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
+                nll -= float(p.gather(1, picked).sum())
+                nll_quantized -= float(q.gather(1, picked).sum())
+                count += int(text.sum())
+            begin += len(labels)
     if not count or not math.isfinite(divergence):
         fault = "the quantized body's logits are not finite" if count else "no text token is held out"
         raise QuantizationError(fault, hint="look at the source checkpoint and at the held-out data")
@@ -116,7 +133,7 @@ def check_fidelity(limits: Fidelity, baked: QuantizationEntry) -> list[Finding]:
     if measured.perplexity_ratio > limits.max_perplexity_ratio:
         words = f"perplexity is {measured.perplexity_ratio:g} times the source's, over {limits.max_perplexity_ratio:g}"
         faults.append(("fidelity-perplexity", words))
-    worst = ", ".join(f"layer {layer.layer} {layer.sqnr_db:g} dB ({layer.module})" for layer in worst_layers(measured))
+    worst = ", ".join(f"layer {layer.layer} {layer.sqnr_db:g} dB ({layer.module})" for layer in measured.worst())
     findings = []
     for code, message in faults:
         if limits.accept:
@@ -138,42 +155,52 @@ def check_fidelity(limits: Fidelity, baked: QuantizationEntry) -> list[Finding]:
     return findings
 
 
-def worst_layers(measured: FidelityEntry, count: int = 5) -> list[LayerFidelity]:
-    """The layers with the lowest signal-to-quantization-noise ratio, the worst first."""
-    quantized = [layer for layer in measured.layers if layer.sqnr_db is not None]
-    return sorted(quantized, key=lambda layer: (layer.sqnr_db, layer.layer))[:count]
-
-
 @contextmanager
-def _measured(module: Any, weight: Tensor, global_scale: Tensor, power: list[float]) -> Iterator[None]:
-    """Add up, while the source's way runs, the power of a Linear's output and of its error when quantized."""
+def _captured(module: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """What goes into a Linear and what comes out, for the first tokens that pass."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def capture(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
+        left = _CAPTURED - sum(len(value) for value, _ in seen)
+        if left > 0:
+            seen.append((args[0].flatten(0, -2)[:left].clone(), output.flatten(0, -2)[:left].clone()))
+
+    handle = module.register_forward_hook(capture)
+    yield seen
+    handle.remove()
+
+
+def _power(module: Any, seen: Sequence[tuple[Tensor, Tensor]], global_scale: Tensor) -> Tensor:
+    """[power of a Linear's output, power of its error when it computes as the bundle does], float64."""
+    import torch
     from torch.nn.functional import linear
 
-    def compare(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
-        noise = linear(round_input(args[0], global_scale), weight).float() - output.float()
-        power[0] += float(output.float().square().sum())
-        power[1] += float(noise.square().sum())
-
-    handle = module.register_forward_hook(compare)
-    yield
-    handle.remove()
+    power = torch.zeros(2, dtype=torch.float64, device=global_scale.device)
+    for value, output in seen:
+        noise = linear(round_input(value, global_scale), module.weight).float() - output.float()
+        power += torch.stack([output.float().square().sum(), noise.square().sum()])
+    return power
 
 
 @contextmanager
-def _as_bundled(module: Any, weight: Tensor, global_scale: Tensor) -> Iterator[None]:
-    """Let a Linear compute as it will from the bundle."""
+def _rounding(module: Any, global_scale: Tensor) -> Iterator[None]:
+    """Round a Linear's inputs as they are at run time."""
     handle = module.register_forward_pre_hook(lambda _, args: (round_input(args[0], global_scale), *args[1:]))
-    source, module.weight.data = module.weight.data, weight
     yield
-    module.weight.data = source
     handle.remove()
 
 
-def _text_tokens(sample: Mapping[str, Any]) -> Tensor:
-    labels: Tensor = sample["input_ids"][0].clone()
-    if (kinds := sample.get("mm_token_type_ids")) is not None:
-        labels[kinds[0] != 0] = -1
+def _text_tokens(batch: Mapping[str, Any], number: int) -> Tensor:
+    labels: Tensor = batch["input_ids"][number].clone()
+    if (kinds := batch.get("mm_token_type_ids")) is not None:
+        labels[kinds[number] != 0] = -1
     return labels
+
+
+def _end(model: Any) -> Any:
+    from torch import nn
+
+    return nn.ModuleList([model.model.language_model.norm, model.lm_head])
 
 
 def _log_probabilities(model: Any, hidden: Tensor) -> Tensor:
@@ -186,9 +213,10 @@ def _log_probabilities(model: Any, hidden: Tensor) -> Tensor:
     return result
 
 
-def _worst_modules(power: Mapping[str, Sequence[float]], num_layers: int) -> tuple[LayerFidelity, ...]:
+def _worst_modules(power: Mapping[str, Tensor], num_layers: int) -> tuple[LayerFidelity, ...]:
     worst: dict[int, tuple[float, str]] = {}
-    for name, (signal, noise) in power.items():
+    for name, both in power.items():
+        signal, noise = both.tolist()
         index = layer_of(name)
         if index is not None and signal > 0:
             sqnr_db = 10 * math.log10(signal / max(noise, signal * 1e-20))

@@ -16,11 +16,19 @@ class Journal:
 
     path: Path
     done: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
+    """What the first run decided for all that carry on, such as the dtype that this machine multiplies faster."""
 
     def record(self, unit: str, sha256: str) -> None:
         """Note a unit as finished; on return the line is on disk."""
         _append(self.path, {"unit": unit, "sha256": sha256})
         self.done[unit] = sha256
+
+    def choose(self, what: str, value: str) -> None:
+        """Note a decision for every run that carries on, unless the first run has made it."""
+        if what not in self.choices:
+            _append(self.path, {"choice": what, "value": value})
+            self.choices[what] = value
 
 
 def open_journal(path: Path, fingerprint: str) -> Journal:
@@ -44,7 +52,11 @@ def open_journal(path: Path, fingerprint: str) -> Journal:
             f"{path.parent} holds an unfinished build of another recipe, source commit or tool version",
             hint=f"remove {path.parent} to start anew, or run the build that it belongs to",
         )
-    return Journal(path=path, done={entry["unit"]: entry["sha256"] for entry in entries[1:]})
+    return Journal(
+        path=path,
+        done={entry["unit"]: entry["sha256"] for entry in entries if "unit" in entry},
+        choices={entry["choice"]: entry["value"] for entry in entries if "choice" in entry},
+    )
 
 
 def _append(path: Path, entry: dict[str, str]) -> None:

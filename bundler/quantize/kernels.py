@@ -6,6 +6,7 @@ from numba import types
 from numba.extending import intrinsic
 
 _F32 = np.float32
+_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
 
 
 @intrinsic
@@ -52,16 +53,16 @@ def _from_fp8(code):
 
 @nb.njit(parallel=True, cache=True)
 def group_amax(bits, amax):
-    """Largest magnitude of every group of 16: bits [rows, columns] uint16 (bf16) → amax [rows, columns/16] uint16.
+    """Largest magnitude of every group of 16: bits [rows, columns] int16 (bf16) → amax [rows, columns/16] int16.
 
     Magnitudes of bf16 order as their bits do, NaN and infinity last.
     """
     rows, groups = amax.shape
     for row in nb.prange(rows):
         for group in range(groups):
-            largest = nb.uint16(0)
+            largest = nb.int16(0)
             for column in range(16):
-                magnitude = bits[row, group * 16 + column] & nb.uint16(0x7FFF)
+                magnitude = bits[row, group * 16 + column] & nb.int16(0x7FFF)
                 largest = max(largest, magnitude)
             amax[row, group] = largest
 
@@ -72,7 +73,7 @@ def pack(bits, amax, global_scale, scale, packed):
     rows, groups = amax.shape
     for row in nb.prange(rows):
         for group in range(groups):
-            largest = _as_float32(nb.uint32(amax[row, group]) << nb.uint32(16))
+            largest = _as_float32(nb.uint32(nb.uint16(amax[row, group])) << nb.uint32(16))
             code = _to_fp8(global_scale * _to_bf16(largest / _F32(6.0)))
             if code == 0:
                 code = nb.uint8(0x20)  # 0.125, what compressed-tensors puts in place of a zero scale
@@ -81,7 +82,7 @@ def pack(bits, amax, global_scale, scale, packed):
             for pair in range(8):
                 byte = nb.uint8(0)
                 for half in range(2):
-                    value = nb.uint32(bits[row, group * 16 + 2 * pair + half]) << nb.uint32(16)
+                    value = nb.uint32(nb.uint16(bits[row, group * 16 + 2 * pair + half])) << nb.uint32(16)
                     ratio = _as_float32(value & nb.uint32(0x7FFFFFFF)) / step
                     index = nb.uint8(0)
                     index += ratio > _F32(0.25)
@@ -96,28 +97,15 @@ def pack(bits, amax, global_scale, scale, packed):
                 packed[row, group * 8 + pair] = byte
 
 
-@nb.njit(cache=True)
-def count_on_grid(bits):
-    """Blocks of 32 along the rows of bits [rows, columns] uint16 (bf16) that lie on a q4_0 grid.
-
-    q4_0 (llama.cpp, ggml-quants.c): every weight of a block is d * q with q from -8 to 7, and d is the weight of the
-    largest magnitude divided by -8. Equality is up to bf16's rounding of d * q; an all-zero block is on the grid.
-    """
-    rows, columns = bits.shape
-    count = 0
-    for row in range(rows):
-        for first in range(0, columns, 32):
-            largest = _F32(0.0)
-            for column in range(first, first + 32):
-                value = _as_float32(nb.uint32(bits[row, column]) << nb.uint32(16))
-                if abs(value) > abs(largest):
-                    largest = value
-            step = largest / _F32(-8.0)
-            fits = True
-            for column in range(first, first + 32):
-                value = _as_float32(nb.uint32(bits[row, column]) << nb.uint32(16))
-                level = np.rint(value / step) if step != 0 else _F32(0.0)
-                if level < -8 or level > 7 or abs(value - level * step) > abs(value) * _F32(0.00390625):
-                    fits = False
-            count += fits
-    return count
+@nb.njit(parallel=True, cache=True)
+def dequantize(packed, step, out):
+    """e2m1 pairs [rows, columns/2] uint8 times the step of their group [rows, columns/16] → out [rows, columns]."""
+    rows, groups = step.shape
+    for row in nb.prange(rows):
+        for group in range(groups):
+            for pair in range(8):
+                byte = packed[row, group * 8 + pair]
+                for half in range(2):
+                    code = (byte >> nb.uint8(4 * half)) & nb.uint8(15)
+                    value = _VALUES[code & 7] * step[row, group]
+                    out[row, group * 16 + 2 * pair + half] = -value if code & 8 else value

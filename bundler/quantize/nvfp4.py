@@ -1,4 +1,4 @@
-"""NVFP4 as an engine computes with it: weights read back from a bundle and dequantized, inputs rounded at run time."""
+"""NVFP4 as an engine computes with it: packed weights dequantized, inputs rounded at run time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,41 @@ from bundler.gemma4 import GROUP_SIZE
 if TYPE_CHECKING:
     from torch import Tensor
 
+PARTS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+_GPU_ROWS = 4096
+"""Rows dequantized at a time on a GPU, so that temporaries stay small."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_UPPER = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-_TIES_UP = (0.75, 1.75, 3.5)
-"""Midpoints whose even neighbour is the upper one."""
 
 
-def load_module(bundle: Path, addresses: Mapping[str, Address], name: str, dtype: Any) -> tuple[Tensor, Tensor]:
-    """A quantized module as the bundle has it: its weight [rows, columns] dequantized, its input_global_scale [1]."""
+def load_tensors(bundle: Path, addresses: Mapping[str, Address], name: str) -> dict[str, Tensor]:
+    """The four tensors of a quantized module, as they lie in the bundle's shards, by name.part."""
     import torch
 
-    packed = _load(bundle, addresses[f"{name}.weight_packed"], torch.uint8)
-    scale = _load(bundle, addresses[f"{name}.weight_scale"], torch.float8_e4m3fn).float()
-    step = scale / _load(bundle, addresses[f"{name}.weight_global_scale"], torch.float32)
-    values = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
-    weight = values[torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).long()]
-    weight = weight * step.repeat_interleave(GROUP_SIZE, dim=1)
-    return weight.to(dtype), _load(bundle, addresses[f"{name}.input_global_scale"], torch.float32)
+    dtypes = (torch.uint8, torch.float8_e4m3fn, torch.float32, torch.float32)
+    keys = [f"{name}.{part}" for part in PARTS]
+    return {key: _load(bundle, addresses[key], dtype) for key, dtype in zip(keys, dtypes, strict=True)}
+
+
+def dequantize(tensors: Mapping[str, Tensor], name: str, dtype: Any) -> Tensor:
+    """A module's weight [rows, columns] from its packed tensors."""
+    import torch
+
+    packed = tensors[f"{name}.weight_packed"]
+    step = tensors[f"{name}.weight_scale"].float() / tensors[f"{name}.weight_global_scale"]
+    if not packed.is_cuda:
+        from bundler.quantize import kernels
+
+        out = torch.empty(packed.shape[0], 2 * packed.shape[1])
+        kernels.dequantize(packed.numpy(), step.numpy(), out.numpy())
+        return out.to(dtype)
+    values = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=packed.device)
+    weight = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=dtype, device=packed.device)
+    for row in range(0, len(weight), _GPU_ROWS):
+        part = slice(row, row + _GPU_ROWS)
+        nibbles = torch.stack([packed[part] & 15, packed[part] >> 4], dim=-1)
+        value = values[nibbles.view(-1, step.shape[1], GROUP_SIZE).int()]
+        weight[part] = (value * step[part, :, None]).flatten(1)
+    return weight
 
 
 def round_input(value: Tensor, global_scale: Tensor) -> Tensor:
@@ -38,15 +56,24 @@ def round_input(value: Tensor, global_scale: Tensor) -> Tensor:
     """
     import torch
 
-    groups = value.reshape(*value.shape[:-1], -1, GROUP_SIZE)
+    groups = value.reshape(*value.shape[:-1], value.shape[-1] // GROUP_SIZE, GROUP_SIZE)
     amax = groups.abs().amax(-1, keepdim=True)
     scale = (global_scale * (amax / 6)).clamp(max=448).to(torch.float8_e4m3fn).float()
     step = torch.where(scale == 0, 0.125, scale) / global_scale
     ratio = groups.float() / step
-    bounds = torch.tensor(_UPPER)
-    bounds = torch.where(torch.isin(bounds, torch.tensor(_TIES_UP)), bounds.nextafter(torch.zeros(())), bounds)
-    rounded = torch.tensor(_E2M1)[torch.bucketize(ratio.abs(), bounds)].copysign(ratio)
+    levels = torch.tensor(_E2M1, device=value.device)
+    rounded = levels[round_magnitude(ratio.abs()).int()].copysign(ratio)
     return (rounded * step).to(value.dtype).flatten(-2)
+
+
+def round_magnitude(ratio: Tensor) -> Tensor:
+    """The index of the nearest e2m1 magnitude, uint8, ties to the even one (0, 1, 2, 4)."""
+    import torch
+
+    index = (ratio > 0.25).to(torch.uint8)
+    for bound, upward in ((0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False)):
+        index += ratio >= bound if upward else ratio > bound
+    return index
 
 
 def _load(bundle: Path, address: Address, dtype: Any) -> Tensor:

@@ -40,18 +40,25 @@ def make_pointer(sha256: str, size: int) -> bytes:
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
+def _is_commit(revision: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+
+
 class GitRepo:
     """A bare repository. Every write is one `git fast-import`, so a commit is there whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._trees: dict[tuple[str, str, bool], list[Entry]] = {}  # a commit never changes
+        self._blobs: dict[tuple[str, str], bytes] = {}
         folder.mkdir(parents=True)
         self._git("init", "--quiet", "--bare", "--initial-branch=main", ".")
 
     def resolve(self, revision: str) -> str | None:
         """The commit that a commit id, (full) ref, branch or tag means."""
-        is_name = revision.startswith("refs/") or re.fullmatch(r"[0-9a-f]{40}", revision)
+        if (revision, "", True) in self._trees:
+            return revision
+        is_name = revision.startswith("refs/") or _is_commit(revision)
         for name in [revision] if is_name else [f"refs/heads/{revision}", f"refs/tags/{revision}"]:
             if oid := self._git("rev-parse", "--verify", "--quiet", name + "^{commit}", may_fail=True).strip():
                 return oid.decode()
@@ -86,12 +93,16 @@ class GitRepo:
 
     def files(self, revision: str) -> dict[str, Entry]:
         """The files of a revision, by path."""
-        commit = revision if (revision, "", True) in self._trees else self.resolve(revision)
+        commit = self.resolve(revision)
         return {entry.path: entry for entry in self.tree(commit) if not entry.is_folder} if commit else {}
 
     def read(self, revision: str, path: str) -> bytes:
         """A blob as git holds it: the pointer of an LFS file, the content of any other."""
-        return self._git("cat-file", "blob", f"{revision}:{path}")
+        if not _is_commit(revision):
+            return self._git("cat-file", "blob", f"{revision}:{path}")
+        if (revision, path) not in self._blobs:
+            self._blobs[revision, path] = self._git("cat-file", "blob", f"{revision}:{path}")
+        return self._blobs[revision, path]
 
     def log(self, revision: str = "main") -> list[Commit]:
         """The history, newest first."""

@@ -20,8 +20,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .endpoints import ENDPOINTS, Call
+from .call import Call
+from .endpoints import ENDPOINTS
 from .store import HubError, Store
+from .xet import Xet
 
 
 @dataclass(kw_only=True)
@@ -29,9 +31,10 @@ class Fault:
     """What happens to the next `times` requests whose method and path match.
 
     `status` answers in place of the handler; with `after`, the handler does its work first and only its answer is
-    lost. `reset` breaks the connection off behind the head of an answer (of `status`, else 200). `edit` changes the
-    body of the handler's answer, and `set_status` its status. `meanwhile` runs before the handler: somebody else's
-    doing, between two requests of a client.
+    lost. `reset` breaks the connection off behind the head of an answer (of `status`, else 200); `stall` never answers
+    at all. `edit` changes the body of the handler's answer, and `set_status` its status. `meanwhile` runs before the
+    request's body is read: somebody else's doing, between two requests of a client; with `after`, once the handler has
+    done its work.
     """
 
     method: str
@@ -41,6 +44,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     after: bool = False
     reset: bool = False
+    stall: bool = False
     edit: Callable[[bytes], bytes] | None = None
     set_status: int | None = None
     meanwhile: Callable[[], object] | None = None
@@ -60,7 +64,8 @@ class Logged:
     @property
     def is_write(self) -> bool:
         """Whether the request could change anything on the Hub."""
-        return self.method not in {"GET", "HEAD"} and not self.path.endswith("/api/validate-yaml")
+        asks = "/api/validate-yaml" in self.path or "/preupload/" in self.path
+        return self.method not in {"GET", "HEAD"} and not asks
 
 
 class HubServer:
@@ -88,6 +93,7 @@ class HubServer:
         self.page_size = 1000
         """Tree entries in one answer."""
         self.multipart_bytes, self.part_bytes = 5_000_000_000, 16_000_000
+        self.xet: Xet | None = None
 
     def start(self) -> None:
         """Serve until `stop`."""
@@ -147,17 +153,21 @@ class _Front:
         fault = self._next_fault(logged)
         if fault is None:
             return await self.app(scope, receive, send_logged)
+        loses_answer = fault.status is not None or fault.reset or fault.stall
+        if fault.after:
+            await self.app(scope, receive, _nowhere)
         if fault.meanwhile is not None:
             await run_in_threadpool(fault.meanwhile)
         if fault.edit is not None:
             send_logged = _edited(send_logged, fault.edit, fault.set_status)
-        if fault.status is None and not fault.reset:
+        if not loses_answer:
             return await self.app(scope, receive, send_logged)
-        if fault.after:
-            await self.app(scope, receive, _nowhere)
-        else:
-            while (await receive()).get("more_body"):
+        while not fault.after and (await receive()).get("more_body"):
+            pass
+        if fault.stall:
+            while (await receive())["type"] != "http.disconnect":
                 pass
+            return None
         if fault.reset:  # an answer that promises a body and ends without one: uvicorn closes the connection
             head = [(b"content-length", b"1")]
             return await send({"type": "http.response.start", "status": fault.status or 200, "headers": head})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,24 @@ GIT_ATTRIBUTES = "".join(
 )
 MAX_PLAIN_BYTES = 10 * 1024 * 1024
 """Files above this size are LFS whatever their name, as on huggingface.co."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """An LFS file on disk, too large to be held or hashed: its hash is what it is said to be."""
+
+    path: Path
+    sha256: str
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(len(self))
+        assert stop - start < MAX_PLAIN_BYTES, "nobody should want so much of it"
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
 
 
 class HubError(Exception):
@@ -35,6 +54,7 @@ class Token:
     role: str = "write"
     orgs: tuple[str, ...] = ()
     scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    expired: bool = False
 
     def owns(self, repo_id: str) -> bool:
         """Whether the repo is in this person's namespace or in one of their organizations."""
@@ -49,8 +69,23 @@ class Token:
 
 
 @dataclass(kw_only=True)
+class Pull:
+    """A pull request; its commits are on a ref of its own."""
+
+    number: int
+    author: str
+    title: str
+    status: str = "draft"
+
+    @property
+    def ref(self) -> str:
+        """Where its commits are."""
+        return f"refs/pr/{self.number}"
+
+
+@dataclass(kw_only=True)
 class Repo:
-    """A model or dataset repo: visibility, gate and content."""
+    """A model or dataset repo: visibility, gate, content and pull requests."""
 
     repo_id: str
     kind: str
@@ -59,6 +94,12 @@ class Repo:
     gated: bool | str = False
     granted: set[str] = field(default_factory=set)
     """Users who accepted the gate."""
+    disabled: bool = False
+    used_bytes: int = 0
+    """What its history takes; 0 stands for what its files have."""
+    objects: set[str] = field(default_factory=set)
+    """SHA-256 of the LFS contents that were given to this repo."""
+    pulls: dict[int, Pull] = field(default_factory=dict)
 
     def head(self) -> str:
         """The commit at the end of main."""
@@ -72,6 +113,14 @@ class Repo:
         if commit is None:
             raise HubError(404, f"Invalid rev id: {revision}", code="RevisionNotFound")
         return commit
+
+    def check_pull(self, ref: str, token: Token) -> None:
+        """403 unless this person may commit to a pull request: whoever opened it, and who owns the repo."""
+        pull = next((pull for pull in self.pulls.values() if pull.ref == ref), None)
+        if pull is None or pull.status not in {"draft", "open"}:
+            raise HubError(404, f"Invalid rev id: {ref}", code="RevisionNotFound")
+        if token.user != pull.author and not token.owns(self.repo_id):
+            raise HubError(403, f"{ref} is not yours")
 
     def uses_lfs(self, commit: str, path: str, size: int, sample: bytes) -> bool:
         """Whether a file would be stored as LFS: by .gitattributes, by size, or because it is binary."""
@@ -104,8 +153,10 @@ class Store:
             "hf_bob": Token(user="bob"),
         }
         self.repos: dict[tuple[str, str], Repo] = {}
-        self.objects: dict[str, bytes] = {}
+        self.objects: dict[str, bytes | Stored] = {}
         """LFS content by sha256."""
+        self.xet_hashes: dict[str, str] = {}
+        """Of those that are in xet storage: sha256 → xet's own hash."""
 
     def create(self, repo_id: str, *, kind: str = "model", private: bool = False) -> Repo:
         """A new repo with the first commit that huggingface.co makes in it."""
@@ -115,34 +166,49 @@ class Store:
         self.repos[kind, repo_id] = repo
         return repo
 
-    def add(self, repo_id: str, files: dict[str, bytes], *, kind: str = "model", title: str = "files") -> str:
+    def add(
+        self, repo_id: str, files: Mapping[str, bytes | Stored], *, kind: str = "model", title: str = "files"
+    ) -> str:
         """Commit files to a repo from behind the server, LFS where the repo says so; returns the commit."""
         repo = self.repos.get((kind, repo_id)) or self.create(repo_id, kind=kind)
         head = repo.head()
         changes: dict[str, bytes | None] = {}
         for path, content in files.items():
-            sha256 = hashlib.sha256(content).hexdigest()
-            lfs = repo.uses_lfs(head, path, len(content), content[:512])
-            changes[path] = make_pointer(sha256, len(content)) if lfs else content
-            if lfs:
+            sha256 = content.sha256 if isinstance(content, Stored) else hashlib.sha256(content).hexdigest()
+            if isinstance(content, Stored) or repo.uses_lfs(head, path, len(content), content[:512]):
+                changes[path] = make_pointer(sha256, len(content))
                 self.objects[sha256] = content
+                repo.objects.add(sha256)
+            else:
+                changes[path] = content
         return repo.git.commit("refs/heads/main", changes, title=title)
 
     def read(self, repo_id: str, path: str, revision: str = "main", *, kind: str = "model") -> bytes:
         """A file's content, whether git or the LFS storage holds it."""
         git = self.repos[kind, repo_id].git
         entry = git.files(revision)[path]
-        return git.read(revision, path) if entry.sha256 is None else self.objects[entry.sha256]
+        return git.read(revision, path) if entry.sha256 is None else self.objects[entry.sha256][:]
 
     def find(
-        self, token: Token | None, kind: str, repo_id: str, *, write: bool = False, content: bool = False
+        self,
+        token: Token | None,
+        kind: str,
+        repo_id: str,
+        *,
+        write: bool = False,
+        pull: bool = False,
+        content: bool = False,
     ) -> Repo:
-        """The repo, if the token may see it, write to it (`write`) or download from it (`content`)."""
+        """The repo, if the token may see it, write to it, to a pull request in it, or download from it (`content`)."""
         repo = self.repos.get((kind, repo_id))
         if repo is None or (repo.private and not (token and token.owns(repo_id))):
             raise HubError(404 if token else 401, "Repository not found", code="RepoNotFound")
+        if repo.disabled and (write or pull or content):
+            raise HubError(403, "Access to this resource is disabled.", code="DisabledRepo")
         if write:
             self.check_write(token, repo_id)
+        if pull and (token is None or token.role == "read"):
+            raise HubError(403 if token else 401, "You need a token that may write")
         if content and repo.gated and not (token and (token.owns(repo_id) or token.user in repo.granted)):
             raise HubError(403 if token else 401, f"Access to {repo_id} is restricted", code="GatedRepo")
         return repo

@@ -14,7 +14,7 @@ def register() -> None:
     """vLLM calls this in each of its processes."""
     if not os.environ.get("BUNDLER_REPORT"):
         return
-    from bundler_vllm import cpu, watch
+    from . import cpu, watch
 
     watch.install()
     if cpu.is_cpu():

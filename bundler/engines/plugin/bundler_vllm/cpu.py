@@ -10,14 +10,12 @@ import importlib
 import inspect
 from typing import Any
 
-from bundler_vllm import report
+from . import report
 
 
 def is_cpu() -> bool:
     """Whether this server computes on the processor."""
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cpu())
+    return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
 def install() -> None:
@@ -26,22 +24,21 @@ def install() -> None:
     _memory_info()
     _relink_sampler()
     _drafter()
-    from bundler_vllm import experts
+    from . import experts
 
     experts.install()
 
 
 def _emulate_linear() -> None:
     """NVFP4 linears through the reference arithmetic that vLLM itself ships for hardware without FP4."""
-    from vllm.platforms import PlatformEnum
-
+    platform = importlib.import_module("vllm.platforms").PlatformEnum.CPU
     linear = _import("vllm.model_executor.kernels.linear")
     kernel = getattr(linear, "EmulationNvFp4LinearKernel", None)
     register = getattr(linear, "register_linear_kernel", None)
     if kernel is None or register is None:
         return
-    if kernel not in getattr(linear, "_POSSIBLE_NVFP4_KERNELS", {}).get(PlatformEnum.CPU, []):
-        register(kernel, PlatformEnum.CPU, "nvfp4")
+    if kernel not in getattr(linear, "_POSSIBLE_NVFP4_KERNELS", {}).get(platform, []):
+        register(kernel, platform, "nvfp4")
     report.shim("nvfp4-emulation", "no NVFP4 kernel is registered for processors")
 
 
@@ -50,7 +47,7 @@ def _memory_info() -> None:
     platform = getattr(_import("vllm.platforms.cpu"), "CpuPlatform", None)
     if platform is None or callable(getattr(platform, "mem_get_info", None)):
         return
-    import psutil
+    psutil = importlib.import_module("psutil")
 
     def mem_get_info(cls: type, *_: Any) -> tuple[int, int]:
         memory = psutil.virtual_memory()
@@ -98,9 +95,8 @@ def _without_unknown_keywords(function: Any) -> Any:
 
 def _drafter() -> None:
     module = _import("vllm.v1.spec_decode.gemma4")
-    for proposer in list(vars(module).values()) if module else ():
-        if not isinstance(proposer, type):
-            continue
+    proposers: list[Any] = [value for value in vars(module).values() if isinstance(value, type)] if module else []
+    for proposer in proposers:
         if hasattr(proposer, "_setup_centroids_cuda_graphs"):
             proposer._setup_centroids_cuda_graphs = _no_cuda_graphs
         if "_setup_gemma4_kv_sharing" in vars(proposer):
@@ -112,15 +108,17 @@ def _no_cuda_graphs(self: Any) -> None:
 
 
 def _share_kv(original: Any) -> Any:
-    """Up to 0.24 the drafter's own, never set K and V reach the body's cache on a processor."""
+    """Up to 0.24 the processor's attention writes the drafter's own, never set K and V into the body's cache."""
+    tested = "self.kv_sharing_target_layer_name is None"
 
     @functools.wraps(original)
     def setup(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         for layer in self.vllm_config.compilation_config.static_forward_context.values():
             target = getattr(layer, "kv_sharing_target_layer_name", None)
-            impl = getattr(layer, "impl", None)
-            if target and getattr(impl, "kv_sharing_target_layer_name", "none here") is None:
+            impl: Any = getattr(layer, "impl", None)
+            unset = getattr(impl, "kv_sharing_target_layer_name", "no such thing") is None
+            if target and unset and tested in inspect.getsource(type(impl)):
                 impl.kv_sharing_target_layer_name = target
                 report.shim("drafter-kv-sharing", "the processor's attention would overwrite the body's K and V")
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bundler_vllm import report
+from . import report
 
 _MODULES = (
     "compressed_tensors_moe.compressed_tensors_moe_w4a4_nvfp4",
@@ -66,7 +66,7 @@ def _unpack(packed: Any, scale: Any, global_scale: Any) -> Any:
 
     values = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
     nibbles = torch.stack([packed.data & 15, packed.data >> 4], dim=-1).flatten(-2)
-    weight = values[nibbles.long()].unflatten(-1, (-1, 16))
+    weight = values[nibbles.long()].reshape(*nibbles.shape[:-1], -1, 16)
     return (weight * (scale.data.float() / global_scale)[..., None]).flatten(-2).to(torch.bfloat16)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bundler_vllm import report
+from . import report
 
 _SENTINEL = 0xFF  # as bytes: NaN in float32, bfloat16 and float8_e4m3, and no row of packed FP4 is all -6
+_DEFAULTED = re.compile(r"\.attn\.[qkv]_(scale|zero_point)$|\.attn\.prob_scale$")
+"""Parameters that a checkpoint need not have: scales of a KV cache that is not quantized."""
 _RESTORED = 1 << 20
 """Parameters up to this many elements may have a default, and get it back where no tensor filled them."""
 
@@ -57,7 +60,8 @@ def _track(original: Callable[..., Any], _: Any, model: Any, *args: Any, **kwarg
             marked = _marked(parameter)
             if not marked.any():
                 continue
-            unfilled[name] = [int(marked.sum()), marked.numel()]
+            if not _DEFAULTED.search(name):
+                unfilled[name] = [int(marked.sum()), marked.numel()]
             parameter.data[marked] = kept[name][marked] if name in kept else 0
     report.write("weights", model=type(model).__name__, unfilled=unfilled)
     return result
@@ -70,7 +74,7 @@ def _bytes(parameter: Any) -> Any:
 
 
 def _marked(parameter: Any) -> Any:
-    """Which elements (scales), else which rows, still hold the sentinel: bool, in the parameter's leading dimensions."""
+    """Which elements (of small parameters), else which rows, still hold the sentinel: bool."""
     import torch
 
     data = parameter.data
@@ -112,7 +116,7 @@ def _kernel_names(module: Any) -> Iterator[str]:
         if owner is None:
             continue
         name = type(owner).__name__
-        if "Nvfp4" in name or "NVFP4" in name or "W4A" in name:
+        if "nvfp4" in name.lower() or "W4A" in name:
             yield name
         for value in vars(owner).values():
             kind = type(value).__name__

@@ -1,3 +1,0 @@
-"""Package and publish model bundles."""
-
-__version__ = "0.1.0"

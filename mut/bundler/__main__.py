@@ -1,5 +1,0 @@
-"""`python -m bundler` is `bundle`."""
-
-from bundler.cli import main
-
-main()
