@@ -63,7 +63,7 @@ def check_front_matter(text: str, where: str = "README.md") -> list[Finding]:
     block = _BLOCK.match(text)
     try:
         matter = yaml.safe_load(block[1]) if block else None
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, RecursionError) as exc:
         return [error("card-not-yaml", where, f"the front matter is no YAML: {exc}")]
     if not isinstance(matter, dict):
         return [error("card-not-yaml", where, "there is no front matter", "start the card with a `---` block")]

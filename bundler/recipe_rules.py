@@ -52,9 +52,9 @@ def check_together(values: Mapping[str, Any]) -> Iterator[Finding]:
             if key in values and name in values and is_local(values[name]):
                 message = f"goes with a Hub repo, and {name} is the local {values[name]!r}"
                 yield error("hub-only-key", key, message, "leave it out")
-    for key, usual in (("weight_observer", "memoryless_minmax"), ("input_observer", "static_minmax")):
-        chosen = values.get(f"quantization.{key}", usual)
-        if chosen != usual and values.get("quantization.compute", "fast") == "fast":
+    for key, observers in (("weight_observer", _WEIGHT_OBSERVERS), ("input_observer", _INPUT_OBSERVERS)):
+        chosen = values.get(f"quantization.{key}", observers[0])
+        if chosen in observers[1:] and values.get("quantization.compute", "fast") == "fast":
             message = f"{chosen!r} is llm-compressor's own, which only exact calibration runs"
             yield error("exact-only", f"quantization.{key}", message, 'add `compute = "exact"` to [quantization]')
     if "body.model" in values and values["body.model"] == values.get("drafter.model"):

@@ -18,6 +18,7 @@ from bundler.errors import CompatibilityError, SourceError, VerificationError
 from bundler.evidence import check_evidence
 from bundler.findings import Finding, Severity, error, warning
 from bundler.gemma4 import to_published_schema
+from bundler.hostile import check_hostile
 from bundler.inventory import body_shapes
 from bundler.layout import Layout, make_layout
 from bundler.manifest import NAME, Known, Manifest, check_name, check_path, compare, list_files, load
@@ -47,7 +48,7 @@ def verify(root: Path, *, is_known: Known | None = None, weights: bool = True) -
         findings += compare(manifest, root, is_known=is_known) + _check_origin(manifest) + _check_recipe(manifest)
         findings += check_evidence(root, manifest)
     config = _read(root, "config.json", findings)
-    findings += _check_side_files(root, manifest, config or {})
+    findings += _check_side_files(root, manifest, config or {}) + check_hostile(root)
     shards, faults = check_shards(root)
     findings += faults + (check_scales(root, shards.tensors) if weights else [])
     if config is not None:

@@ -33,7 +33,7 @@ def changed(text: str, old: str, new: str) -> str:
 def other(tmp_path: Path) -> Path:
     """The newcomer's recipe, with another title, fewer samples, and attention kept in bf16."""
     text = RECIPE.read_text(encoding="utf-8").replace("../examples", str(ROOT / "examples"))
-    text = changed(text, "num_samples = 16", "num_samples = 8")
+    text = changed(text, "num_samples = 42", "num_samples = 8")
     text = changed(text, "[quantization]", "[quantization]\nignore = ['re:.*self_attn.*']")
     path = tmp_path / "other.toml"
     path.write_text(changed(text, 'title = "Tiny 31B, NVFP4 + MTP"', 'title = "Other"'), encoding="utf-8")
@@ -50,7 +50,7 @@ def test_two_recipes(other: Path) -> None:
     """Recipes differ in what they say and in what becomes of it: modules, tensors, config and card."""
     found = differences(RECIPE, other)
     said = {d.where: (d.left, d.right) for d in found if d.section == "recipe"}
-    assert said["calibration.num_samples"] == ("16", "8")
+    assert said["calibration.num_samples"] == ("42", "8")
     assert said["quantization.ignore"] == ("[]", '["re:.*self_attn.*"]')
     modules = [d for d in found if d.section == "modules"]
     assert {(d.left, d.right) for d in modules} == {("NVFP4", "BF16")}
@@ -117,7 +117,7 @@ def test_differences_are_printed(other: Path, capsys: pytest.CaptureFixture[str]
     """Each difference shows its place and both sides; a long text from the line where the two part."""
     printing.print_differences("a", "b", gather(differences(RECIPE, other)))
     out = capsys.readouterr().out
-    assert "calibration.num_samples\n    - 16\n    + 8" in out
+    assert "calibration.num_samples\n    - 42\n    + 8" in out
     assert "layers.*.self_attn.q_proj (6 times)\n    - NVFP4\n    + BF16" in out
     assert out.splitlines()[0] == "- a"
     printing.print_differences("a", "a", [])

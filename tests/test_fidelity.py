@@ -77,6 +77,24 @@ def test_a_good_bake_passes(healthy: QuantizationEntry) -> None:
     assert all(layer.sqnr_db is not None and 15 < layer.sqnr_db < 30 for layer in fidelity.layers)
 
 
+def load_scales(bundle: Path) -> dict[str, float]:
+    """Every module's input_global_scale."""
+    from safetensors import safe_open
+
+    with safe_open(bundle / "model-00001-of-00001.safetensors", "pt") as shard:
+        names = [name for name in shard.offset_keys() if name.endswith("input_global_scale")]
+        return {name: float(shard.get_tensor(name)) for name in names}
+
+
+def test_fast_and_exact_see_the_same_ranges(tmp_path: Path) -> None:
+    """On a trained body the input scales of fast mode are within 1 % of llm-compressor's own."""
+    bake(make_recipe('compute = "exact"'), tmp_path / "exact")
+    bake(make_recipe('compute = "fast"'), tmp_path / "fast")
+    exact, fast = (load_scales(tmp_path / mode / "bundle") for mode in ("exact", "fast"))
+    assert len(exact) == 41
+    assert {name: fast[name] / exact[name] for name in exact} == pytest.approx(dict.fromkeys(exact, 1.0), rel=0.01)
+
+
 def spoil(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Packed], None], layers: Sequence[int] = (2,)) -> None:
     """Have some layers packed wrongly."""
     pack = work._pack

@@ -19,7 +19,8 @@ from bundler.errors import SourceError
 from bundler.recipe import SourceRef
 from bundler.source import Source
 
-BODY = Path(__file__).resolve().parent.parent / "examples" / "tiny-31b" / "body"
+BODY = Path(__file__).resolve().parent.parent / "examples" / "tiny-31b" / "drafter"
+"""A checkpoint in one file; what it is for does not matter here."""
 REPO = "acme/body"
 
 
@@ -62,7 +63,7 @@ def test_a_folder_is_read_in_place_relative_to_the_recipe(folder: Path) -> None:
     assert {file.path: file.size_bytes for file in source.files} == {
         path: len(content) for path, content in files_of(folder).items()
     }
-    assert source.config["model_type"] == "gemma4"
+    assert source.config["model_type"] == "gemma4_assistant"
     assert source.card["license"] == "apache-2.0"
     assert source.tensors == load_tensors(folder)
     assert hub.fetch(source) is source

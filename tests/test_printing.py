@@ -303,13 +303,15 @@ def test_an_outcome_lists_every_change(capsys: pytest.CaptureFixture[str]) -> No
     theirs = [RemoteFile(path=f"{name}.bin", size_bytes=10, sha256=None, blob_id="1") for name in ("old", "foreign")]
     plan = PushPlan(
         repo_id="someone/gemma",
+        revision="main",
         base="b" * 40,
         private=True,
         add=(entries[0],),
         replace=(entries[1],),
+        copy=(),
         keep=(entries[2],),
         delete=(theirs[0],),
-        foreign=(theirs[1],),
+        leave=(theirs[1],),
         findings=(),
     )
     outcome = Outcome(

@@ -27,14 +27,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", client.SILENCE_S)  # the arena changes it
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["LFS", "xet"])
+@pytest.fixture(scope="module")
 def arena(request: pytest.FixtureRequest, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A Hub with an old bundle, for the whole module; huggingface_hub talks to it meanwhile."""
     from huggingface_hub import constants
 
     names = ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE", "HF_HUB_DISABLE_XET")
     before, environment = {name: getattr(constants, name) for name in names}, dict(os.environ)
-    made = Arena(bundle, tmp_path_factory.mktemp("arena"), xet=request.param)
+    made = Arena(bundle, tmp_path_factory.mktemp("arena"), xet=request.param == "xet")
     yield made
     made.close()
     os.environ.clear()
@@ -50,14 +50,15 @@ def check(case: Case) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("endpoint", "fault", "lasting"),
+    ("arena", "endpoint", "fault", "lasting"),
     [
-        ("preupload", "429 without", False),
-        ("commit", "403", True),
-        ("commit", "answer lost (reset)", False),
-        ("commit", "timeout", False),
-        ("tree", "503", True),
+        ("LFS", "preupload", "429 without", False),
+        ("LFS", "commit", "timeout", False),
+        ("LFS", "tree", "503", True),
+        ("xet", "xet token", "503", False),
+        ("xet", "commit", "answer lost (504)", False),
     ],
+    indirect=["arena"],
 )
 def test_a_fault_leaves_the_old_or_the_new_bundle(arena: Arena, endpoint: str, fault: str, lasting: bool) -> None:
     """Whatever fails, nothing is seen half, no commit is made twice, and the next push finishes the work."""
@@ -66,9 +67,14 @@ def test_a_fault_leaves_the_old_or_the_new_bundle(arena: Arena, endpoint: str, f
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("endpoint", "after"),
-    [("preupload", True), ("commit", False), ("commit", True)],
-    ids=["upload", "before", "after"],
+    ("arena", "endpoint", "after"),
+    [
+        ("LFS", "LFS put", False),
+        ("LFS", "commit", False),
+        ("LFS", "commit", True),
+        ("xet", "preupload", True),
+    ],
+    indirect=["arena"],
 )
 def test_a_killed_push_is_finished_by_the_next(arena: Arena, endpoint: str, after: bool) -> None:
     """`kill -9` while contents are sent, before the commit is read, and when it has landed but nobody knows it."""

