@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +147,8 @@ def build(recipe: Path, out: Path, replace: bool, device: str, memory_limit: str
 @main.command()
 @click.argument("bundle", metavar="FOLDER|ORG/NAME[@REVISION]")
 @click.option("--full", is_flag=True, help="Of a bundle on the Hub, download and verify every byte.")
-@click.option("--key", type=click.Path(path_type=Path), help="A public key (PEM) that must have signed it.")
-@click.option("--identity", help="Who must have signed it keyless, as the issuer names them.")
-@click.option("--issuer", help="The OpenID issuer of that identity.")
 @_JSON
-def verify(bundle: str, full: bool, key: Path | None, identity: str | None, issuer: str | None, as_json: bool) -> None:
+def verify(bundle: str, full: bool, as_json: bool) -> None:
     """Prove the bytes of a bundle against its manifest and against what engines need; needs no torch.
 
     Of a bundle on the Hub, anyone's, weights are not downloaded: the Hub's own hashes and the shards' headers are
@@ -163,21 +159,17 @@ def verify(bundle: str, full: bool, key: Path | None, identity: str | None, issu
         from bundler.errors import VerificationError
         from bundler.findings import errors
         from bundler.remote import parse_address, verify_remote
-        from bundler.signing import check_signature
         from bundler.verify import verify as run
 
         folder, address, commit = Path(bundle), parse_address(bundle), None
-        signed = partial(check_signature, key=key, identity=identity, issuer=issuer)
         if address is None or folder.is_dir() or folder.parent.is_dir():
             before = hash_cache.look(folder)
-            findings = run(folder) + signed(folder)
+            findings = run(folder)
             hash_cache.remember_unless(errors(findings), before)
-        elif (key or identity) and not full:
-            raise click.UsageError("a signature is over every byte: add --full")
         else:
             with printing.progress("fetch", "bytes" if full else "file") as fetch:
                 commit, findings = verify_remote(
-                    address, full=full, also=signed, progress=lambda path, done, total: fetch(done, total, what=path)
+                    address, full=full, progress=lambda path, done, total: fetch(done, total, what=path)
                 )
         if as_json:
             ok = not errors(findings)
@@ -253,7 +245,7 @@ def push(
             raise click.UsageError("no repo: give --repo ORG/NAME, or publish.repo_id in the recipe")
         if pull_request and (tag is not None or private is not None):
             raise click.UsageError("a pull request changes neither tags nor visibility: leave --tag, --public out")
-        with printing.progress("upload", "bytes") as upload:
+        with printing.progress("upload", "bytes") as upload, printing.progress("fetch back", "bytes") as fetch:
             outcome = run(
                 bundle,
                 target,
@@ -265,38 +257,13 @@ def push(
                 full=full,
                 dry_run=dry_run,
                 progress=lambda path, done, total: upload(done, total, what=path),
+                download=lambda path, done, total: fetch(done, total, what=path),
                 step=printing.print_step,
             )
         if as_json:
             printing.print_json(outcome.to_dict())
         else:
             printing.print_outcome(outcome)
-
-
-@main.command()
-@_BUNDLE
-@click.option("--key", type=click.Path(path_type=Path), help="A private elliptic-curve key (PEM); keyless without it.")
-def sign(bundle: Path, key: Path | None) -> None:
-    """Sign the weights, configs and recipe of a BUNDLE folder (OpenSSF model signing); cards may change later."""
-    with _error_boundary():
-        from bundler import printing
-        from bundler.signing import NAME
-        from bundler.signing import sign as run
-
-        run(bundle, key=key)
-        printing.print_result(f"{bundle / NAME} is written", f"check it:  bundle verify {bundle} --key PUBLIC.pem")
-
-
-@main.command()
-@_BUNDLE
-@click.option("--repo", "repo_id", metavar="ORG/NAME", help="The name of the bundle in it; the recipe's by default.")
-def bom(bundle: Path, repo_id: str | None) -> None:
-    """Print the bill of materials of a BUNDLE folder: CycloneDX 1.6 JSON, with its sources and its dataset."""
-    with _error_boundary():
-        from bundler.bom import render_bom
-        from bundler.manifest import load
-
-        click.echo(render_bom(load(bundle), repo_id=repo_id), nl=False)
 
 
 @main.command()

@@ -15,6 +15,7 @@ from bundler.manifest import list_files
 ARCHIVES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".whl", ".xz", ".zip", ".zst"})
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MARKER = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own tag, which says where answers are
+_DUNDER = re.compile(r"__\w+__")  # `x["__class__"]` is `x.__class__`
 _HINT = "take the template of the original checkpoint"
 
 
@@ -61,7 +62,7 @@ def _check_template(where: str, text: str) -> list[Finding]:
         *(type(node).__name__.lower() for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport))),
         *("extends" for _ in tree.find_all(nodes.Extends)),
         *(node.attr for node in tree.find_all(nodes.Getattr) if node.attr.startswith("_")),
-        *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and "__" in node.value),
+        *(str(node.value) for node in tree.find_all(nodes.Const) if _DUNDER.search(str(node.value))),
     ]
     if not reached:
         return []

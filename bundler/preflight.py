@@ -66,6 +66,9 @@ def prepare(client: Client, root: Path, order: Order, step: Step) -> Ready:
     shipment = of_bundle.ask(str(root), lambda: _look_at_bundle(root, order, of_bundle, of_push))
     account = of_push.ask(client.endpoint, lambda: hub.find_account(client))
     ready = None
+    if account is not None:
+        settings = f"{client.endpoint}/settings/tokens"
+        of_push += hub.check_account(account, order.repo_id, settings, pull_request=order.pull_request)
     if account is not None and shipment is not None and named:
         ready = of_push.ask(order.repo_id, lambda: _ask_hub(client, order, shipment, account, of_push))
     if shipment is not None and not errors([*of_bundle, *of_push]):

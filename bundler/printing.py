@@ -157,7 +157,7 @@ def print_outcome(outcome: Outcome) -> None:
     changes: list[tuple[str, str, FileEntry | RemoteFile]] = [
         *(("add", "green", file) for file in plan.add),
         *(("replace", "yellow", file) for file in plan.replace),
-        *(("keep", "dim", file) for file in plan.keep if outcome.commit == plan.base),
+        *(("keep", "dim", file) for file in plan.keep if outcome.status == "planned"),
         *(("delete", "red", file) for file in plan.delete),
         *(("leave", "dim", file) for file in plan.leave),
     ]

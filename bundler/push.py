@@ -74,6 +74,7 @@ def push(
     full: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    download: Progress | None = None,
     step: Step = lambda what: None,
 ) -> Outcome:
     """Publish the bundle in `root` as one commit on main of `repo_id`, and check what strangers will get.
@@ -81,8 +82,10 @@ def push(
     A new repo is created private; with `private=False` the repo is opened last. `pull_request` commits to this
     account's pull request for the bundle, open or new; tag and visibility then stay as they are. `prune` deletes what
     is not the bundle's (None: only where bundles put everything there). `full` downloads the commit again to verify
-    it. A dry run changes nothing. Raises VerificationError if the bundle is not what its manifest says, PublishError
-    if the Hub refuses or holds something else; either names everything that is known to be wrong.
+    it. A dry run changes nothing. `progress` hears of what is sent, `download` of what comes back.
+
+    VerificationError if the bundle is not what its manifest says, PublishError if the Hub refuses or holds something
+    else; either names everything that is known to be wrong.
     """
     order = Order(repo_id=repo_id, private=private, tag=tag, message=message, pull_request=pull_request, prune=prune)
     client = hub.make_client(PublishError)
@@ -99,7 +102,7 @@ def push(
             status = Status.PULL_REQUEST if ready.pull else Status.PUBLISHED
         if ready.plan.changes or full or _is_unfinished(client, order, ready, commit):
             step("fetching back what the Hub holds")
-            _check_commit(client, ready, commit, full=full, progress=progress)
+            _check_commit(client, ready, commit, full=full, progress=download)
         return _announce(client, order, ready, status, commit)
 
 

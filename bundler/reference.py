@@ -85,9 +85,7 @@ def _open(bundle: Path) -> tuple[Mapping[str, Any], Layout, Mapping[str, Address
     shards, findings = check_shards(bundle)
     findings += check_inventory(layout, shards)
     if findings:
-        raise VerificationError(
-            f"{bundle} cannot be dequantized: {len(findings)} faults in its tensors", findings=findings
-        )
+        raise VerificationError(f"it cannot be dequantized: {len(findings)} faults in its tensors", findings=findings)
     return config, layout, shards.tensors
 
 
@@ -129,7 +127,7 @@ def _load(
         )
     if info["missing_keys"] or info["unexpected_keys"]:
         wrong = ", ".join(sorted([*info["missing_keys"], *info["unexpected_keys"]])[:5])
-        raise VerificationError(f"transformers does not find its way in the tensors of {bundle}: {wrong}")
+        raise VerificationError(f"transformers does not find its way in its tensors: {wrong}")
     return model.eval()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bundler import hub
@@ -115,22 +116,24 @@ def download_and_verify(
     `also` is asked about that folder too.
     """
     usable, findings = _check_names(files)
-    done, total = 0, sum(file.size_bytes for file in usable.values())
+    done, told, total = 0, -1, sum(file.size_bytes for file in usable.values())
+
+    def tell(path: str, reached: int) -> None:
+        nonlocal told
+        if progress is not None and reached > told:
+            told = reached
+            progress(path, reached, total)
+
     with _folder(client) as root:
         if (free := shutil.disk_usage(root).free) < total:
             raise client.error(
                 f"{repo_id} has {total} bytes, and {root.parent} has room for {free}",
                 hint="make room, or set TMPDIR to another disk",
             )
-        for file in usable.values():
-
-            def tell(received: int, path: str = file.path, before: int = done) -> None:
-                if progress is not None:
-                    progress(path, before + received, total)
-
-            hub.download(client, repo_id, commit, file, tell, folder=root)
+        for path, file in usable.items():
+            hub.download(client, repo_id, commit, file, partial(_shift, tell, path, done), folder=root)
             done += file.size_bytes
-            tell(file.size_bytes)
+            tell(path, done)
         return findings + _translate(verify(root) + also(root), root)
 
 
@@ -229,6 +232,11 @@ def _translate(findings: Iterable[Finding], root: Path) -> list[Finding]:
     return [
         replace(finding, severity=Severity.WARNING) if finding.code == "file-extra" else finding for finding in mine
     ]
+
+
+def _shift(tell: Callable[[str, int], None], path: str, before: int, received: int) -> None:
+    """Bytes of a file as bytes of all files."""
+    tell(path, before + received)
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[str], None]:

@@ -117,7 +117,7 @@ def make_shipment(root: Path, repo_id: str) -> tuple[Shipment, list[Finding]]:
     if named != repo_id:
         findings.append(note("card-renamed", "README.md", f"names {named}; it is rendered again for {repo_id}"))
         if text != card.render_bundle(root, made, repo_id=named).encode():
-            message = "is not what would be rendered now: what was written into it by hand is lost"
+            message = "is not what this version renders: what was written into it by hand, if anything, is lost"
             findings.append(warning("card-edited", "README.md", message, "put it into a section of the recipe's card"))
     changed = replace(entry, size_bytes=len(wanted), sha256=hashlib.sha256(wanted).hexdigest())
     renewed = replace(made, files=tuple(changed if file is entry else file for file in made.files))

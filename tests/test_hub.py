@@ -86,6 +86,8 @@ def test_code_pickles_and_folders_are_no_part_of_a_source(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
         (lambda folder: (folder / "config.json").write_text("[1]"), "is no JSON object"),
         (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "front matter of README.md is no YAML"),
+        (lambda folder: (folder / "README.md").write_text("---\na: &a [x]\nb: *a\n---\n"), "it has aliases"),
+        (lambda folder: (folder / "README.md").write_text(f"---\na: {'[' * 9999}\n---\n"), "is no YAML"),
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),

@@ -23,7 +23,7 @@ from bundler.cli import main
 from bundler.engines import environments, load_facts, server
 from bundler.engines.environments import Environment, Release
 from bundler.engines.faults import find_fault, last_error, load_faults
-from bundler.errors import CompatibilityError, EngineError, VerificationError
+from bundler.errors import CompatibilityError, VerificationError
 from bundler.evidence import Answer, Evidence, Outcome, Run
 from bundler.findings import Finding, error, note
 from bundler.manifest import FileEntry
@@ -496,13 +496,10 @@ def test_the_command_line_tells_and_exits(
 
 @pytest.fixture(scope="module")
 def real() -> Environment:
-    """vLLM for a processor, in its own environment; without a network the tests are skipped, in CI they fail."""
-    try:
-        return environments.install(RELEASE, load_facts())
-    except EngineError as exc:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no engine can be installed here: {str(exc)[:200]}")
+    """vLLM for a processor, in its own environment; asked for by BUNDLER_ENGINE_TESTS=1, and then it must be there."""
+    if os.environ.get("BUNDLER_ENGINE_TESTS") != "1":
+        pytest.skip("BUNDLER_ENGINE_TESTS=1 installs vLLM and runs these")
+    return environments.install(RELEASE, load_facts())
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,28 @@ def test_weights_are_stored_as_lfs_and_large_ones_in_parts(server: HubServer, re
     assert contents(server) == local(ready)
 
 
+def test_weights_go_through_xet_where_the_hub_has_it(xet_server: HubServer, ready: Path) -> None:
+    """The same push through hf_xet: the same commit, checked the same way, and all of it can be downloaded again."""
+    told: list[tuple[int, int]] = []
+    outcome = push(ready, REPO, full=True, progress=lambda path, done, total: told.append((done, total)))
+    assert contents(xet_server) == local(ready)
+    assert titles(xet_server) == ["Publish tiny-31b", "initial commit"]
+    assert xet_server.xet is not None
+    weights = {entry.sha256 for entry in outcome.plan.add if entry.path.endswith(".safetensors")}
+    assert set(xet_server.xet.hashes) == weights
+    assert (outcome.plan.send_bytes, outcome.plan.send_bytes) in told
+    assert push(ready, REPO).status is Status.UNCHANGED
+
+
+def test_progress_is_told_byte_by_byte(server: HubServer, ready: Path) -> None:
+    """Within a file, too: a shard takes an hour on a home line."""
+    told: list[int] = []
+    plan = push(ready, REPO, progress=lambda path, done, total: told.append(done)).plan
+    shard = next(entry for entry in plan.add if entry.path.startswith("model-"))
+    assert len([done for done in told if plan.send_bytes - shard.size_bytes < done < plan.send_bytes]) > 10
+    assert told == sorted(told)
+
+
 def test_a_second_push_sends_and_commits_nothing(server: HubServer, ready: Path) -> None:
     """What is there already stays as it is; the outcome says so and names the commit."""
     first = push(ready, REPO, tag="v1")

@@ -163,13 +163,22 @@ def _is_side_file(name: str) -> bool:
 
 
 def _load_front_matter(card: Path) -> dict[str, Any]:
-    """The YAML block at the head of a card; empty where there is none."""
+    """The YAML block at the head of a card; empty where there is none.
+
+    Aliases are refused: nine lines of them stand for gigabytes once they are written out.
+    """
     import yaml
+
+    class Plain(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.events.AliasEvent):
+                raise yaml.YAMLError("it has aliases")
+            return super().compose_node(parent, index)
 
     text = card.read_text(encoding="utf-8", errors="replace") if card.exists() else ""
     match = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*$", text, re.DOTALL | re.MULTILINE)
     try:
-        matter = yaml.safe_load(match[1]) if match else None
+        matter = yaml.load(match[1], Plain) if match else None
     except (yaml.YAMLError, RecursionError) as exc:
         raise SourceError(f"the front matter of {card.name} is no YAML: {exc}") from exc
     if not isinstance(matter, dict | None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -238,7 +237,6 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextmanager
 def _quiet_loguru() -> Iterator[None]:
-    os.environ.setdefault("LLM_COMPRESSOR_LOG_DISABLED", "true")  # it logs while it is imported
     try:
         import llmcompressor  # noqa: F401  (switches its logger on when imported)
         from loguru import logger
