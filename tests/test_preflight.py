@@ -106,7 +106,7 @@ def test_a_name_that_is_no_repo_id_is_refused(repo_id: str) -> None:
 
 def test_a_repo_that_cannot_be_is_not_asked_for(server: HubServer, ready: Path) -> None:
     """Of the Hub, only the token is asked about."""
-    assert codes(refused(server, ready, "a/b/c")) == {"repo-name"}
+    assert codes(refused(server, ready, "acme/b/c")) == {"repo-name"}
     assert {entry.path for entry in server.log} == {"/api/whoami-v2"}
 
 
