@@ -40,8 +40,8 @@ def built(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
 def make_recipe(pair: Path, folder: Path, name: str = "bundle") -> Recipe:
     """recipes/tiny-31b.toml for another pair of checkpoints, its calibration data beside it."""
     example = ROOT / "examples" / "tiny-31b"
-    for name in ("calibration.jsonl", "heldout.jsonl"):
-        shutil.copy(example / name, folder)
+    for file in ("calibration.jsonl", "heldout.jsonl"):
+        shutil.copy(example / file, folder)
     shutil.copytree(example / "images", folder / "images")
     text = TEXT.replace("../examples/tiny-31b/calibration", "./calibration")
     text = text.replace("../examples/tiny-31b/heldout", "./heldout").replace(
