@@ -24,6 +24,7 @@ def run(python: str, *options: str) -> list[dict[str, object]]:
     return [step for step in steps if not step["ok"]]
 
 
+@pytest.mark.slow
 def test_the_client_of_this_environment_is_content() -> None:
     """People, repos, commits, tags, pull requests, downloads and the command line, in plain LFS."""
     assert run(sys.executable) == []

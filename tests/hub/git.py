@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -50,7 +51,7 @@ class GitRepo:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._trees: dict[tuple[str, str, bool], list[Entry]] = {}  # a commit never changes
-        self._blobs: dict[tuple[str, str], bytes] = {}
+        self._blobs: dict[str, bytes] = {}  # nor does a blob, which is known by its content
         folder.mkdir(parents=True)
         self._git("init", "--quiet", "--bare", "--initial-branch=main", ".")
 
@@ -79,6 +80,7 @@ class GitRepo:
                 stream.append(f"D {quoted}\n".encode())
             else:
                 stream += [f"M 100644 inline {quoted}\n".encode(), b"data %d\n" % len(content), content, b"\n"]
+                self._blobs[hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()] = content
         self._git("fast-import", "--quiet", stdin=b"".join(stream))
         oid = self.resolve(ref)
         assert oid is not None
@@ -98,11 +100,10 @@ class GitRepo:
 
     def read(self, revision: str, path: str) -> bytes:
         """A blob as git holds it: the pointer of an LFS file, the content of any other."""
-        if not _is_commit(revision):
-            return self._git("cat-file", "blob", f"{revision}:{path}")
-        if (revision, path) not in self._blobs:
-            self._blobs[revision, path] = self._git("cat-file", "blob", f"{revision}:{path}")
-        return self._blobs[revision, path]
+        oid = self.files(revision)[path].oid
+        if oid not in self._blobs:
+            self._blobs[oid] = self._git("cat-file", "blob", oid)
+        return self._blobs[oid]
 
     def log(self, revision: str = "main") -> list[Commit]:
         """The history, newest first."""

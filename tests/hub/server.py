@@ -118,7 +118,7 @@ class HubServer:
         async def endpoint(request: Request) -> Response:
             call = Call(server=self, request=request, body=await request.body())
             try:
-                return await run_in_threadpool(handler, call)
+                return handler(call)  # short enough not to be worth a thread
             except HubError as exc:
                 headers = {"X-Error-Message": exc.message} | ({"X-Error-Code": exc.code} if exc.code else {})
                 return JSONResponse(exc.body, exc.status, headers=headers)
