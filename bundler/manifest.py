@@ -23,10 +23,10 @@ from bundler.findings import Finding, error
 
 SCHEMA = 1
 NAME = "bundle.json"
-ROLES = ("body", "drafter", "card", "licence", "recipe", "measurement", "evidence", "asset")
+ROLES = ("body", "drafter", "card", "licence", "recipe", "measurement", "evidence", "asset", "signature")
 
 _FOLDER_ROLES = {drafter.FOLDER: "drafter", "measurements": "measurement", "evidence": "evidence", "assets": "asset"}
-_FILE_ROLES = {"README.md": "card", "recipe.toml": "recipe"}
+_FILE_ROLES = {"README.md": "card", "recipe.toml": "recipe", "model.sig": "signature"}
 _LICENCE = re.compile(r"(LICEN[CS]E|NOTICE)\b", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)

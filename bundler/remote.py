@@ -51,19 +51,21 @@ def verify_remote(
     address: Address,
     *,
     full: bool = False,
+    also: Callable[[Path], list[Finding]] = lambda root: [],
     progress: Progress | None = None,
 ) -> tuple[str, list[Finding]]:
     """The commit that was looked at, and everything that is wrong with the bundle there.
 
     Without `full`: the tree against the bundle's own manifest, and what configs, tokenizers and the headers of the
-    shards can show. With it: every byte. Needs no token where the repo is public. SourceError if it cannot be seen.
+    shards can show. With it: every byte, and what `also` says of the folder that it is downloaded to. Needs no token
+    where the repo is public. SourceError if it cannot be seen.
     """
     client = hub.make_client(SourceError)
     commit = hub.find_commit(client, address.repo_id, address.revision)
     files = hub.list_files(client, address.repo_id, commit)
     findings = check_name(address.repo_id, address.repo_id)
     if full:
-        found = download_and_verify(client, address.repo_id, commit, files, progress=progress)
+        found = download_and_verify(client, address.repo_id, commit, files, also=also, progress=progress)
     else:
         found = check_published(client, address.repo_id, commit, files, progress=progress)
     return commit, findings + found
@@ -106,9 +108,13 @@ def download_and_verify(
     commit: str,
     files: Mapping[str, RemoteFile],
     *,
+    also: Callable[[Path], list[Finding]] = lambda root: [],
     progress: Progress | None = None,
 ) -> list[Finding]:
-    """What is wrong with every byte of a commit: downloads it whole into a temporary folder and verifies it there."""
+    """What is wrong with every byte of a commit: downloads it whole into a temporary folder and verifies it there.
+
+    `also` is asked about that folder too.
+    """
     usable, findings = _check_names(files)
     done, told, total = 0, -1, sum(file.size_bytes for file in usable.values())
 
@@ -128,7 +134,7 @@ def download_and_verify(
             hub.download(client, repo_id, commit, file, partial(_shift, tell, path, done), folder=root)
             done += file.size_bytes
             tell(path, done)
-        return findings + _translate(verify(root), root)
+        return findings + _translate(verify(root) + also(root), root)
 
 
 @contextmanager
