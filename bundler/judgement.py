@@ -56,7 +56,7 @@ def check_runs(
                 )
             )
     if len(runs) == 2 and runs[1].answers:
-        findings += [*_compare_answers(*runs), *_check_drafts(runs[1], untrained)]
+        findings += [*_compare_answers(*runs), *check_drafts(runs[1], untrained)]
     return findings
 
 
@@ -148,7 +148,8 @@ def _gap(one: Answer, other: Answer, at: int) -> float | None:
     return None if first is None or second is None else round(abs(first - second), 4)
 
 
-def _check_drafts(run: Run, untrained: bool) -> Iterator[Finding]:
+def check_drafts(run: Run, untrained: bool = False) -> Iterator[Finding]:
+    """What the drafter did, by the engine's own counters."""
     drafts, accepted = run.counters.get("drafts", 0), run.counters.get("accepted_tokens", 0)
     if not drafts:
         yield error("drafter-idle", "with the drafter", "the engine counts no drafts: it served without the drafter")

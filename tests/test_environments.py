@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from packaging.specifiers import SpecifierSet
 from bundler.cli import main
 from bundler.engines import Setting, environments, load_facts
 from bundler.engines.environments import Fix, Release
+from bundler.engines.facts import KIND_WORDS, Fact, Verdict
+from bundler.engines.faults import load_faults
 from bundler.engines.matrix import BROKEN, REMEDY, WORKS, check_required, first_that_works, make_matrix
 from bundler.errors import CompatibilityError, EngineError
 from bundler.gemma4 import Kind
@@ -203,18 +206,44 @@ def test_the_matrix_is_printed() -> None:
     assert {"version", "verdict", "why", "basis"} <= document["releases"][0].keys()
 
 
-def test_the_rows_agree_with_what_was_measured() -> None:
-    """Every cell of measured.toml: what was proven works by the rows, what failed does not; no shim hides another."""
-    import tomllib
+MEASURED = tomllib.loads((ROOT / "bundler" / "engines" / "measured.toml").read_text("utf-8"))["release"]
 
-    cells = tomllib.loads((ROOT / "bundler" / "engines" / "measured.toml").read_text("utf-8"))["cell"]
-    assert cells
-    kinds = {"dense": Kind.DENSE, "moe": Kind.MOE, "per-layer": Kind.PER_LAYER, "unified": Kind.UNIFIED}
-    for cell in cells:
-        setting = Setting(serve=Serve(version=""), kind=kinds[cell["kind"]])
-        (line,) = make_matrix(FACTS, setting, [cell["release"]])
-        allowed = {"proven": {WORKS, REMEDY}, "engine-fault": {BROKEN, REMEDY}}.get(cell["outcome"])
-        assert allowed is None or line.verdict in allowed, (cell["release"], cell["kind"], line)
-        assert cell["outcome"] != "failed", cell
-        beside = {release.transformers for release in FACTS.releases if release.version == cell["release"]}
-        assert {cell["transformers"]} == beside
+
+def rows_against(version: str, cell: dict[str, Any]) -> list[Fact]:
+    """The rows that say that this release fails on such a cell, also beside the packages that it was measured with."""
+    form = "" if cell["format"].startswith("nvfp4") else cell["format"]
+    return [
+        row
+        for row in FACTS.rows
+        if (row.engine, row.section, row.verdict) == ("vllm", "release", Verdict.BROKEN)
+        and SpecifierSet(row.versions).contains(version)
+        and (not row.when.kinds or KIND_WORDS[cell["kind"]] in row.when.kinds)
+        and row.when.drafter in (None, cell["drafter"])
+        and row.when.format in ("", form)
+        and not row.when.tensor_parallel
+        and not row.pins
+    ]
+
+
+@pytest.mark.parametrize("release", MEASURED, ids=[release["version"] for release in MEASURED])
+def test_the_rows_agree_with_what_was_measured(release: dict[str, Any]) -> None:
+    """Cell by cell: a row speaks against what failed, by the fault's own link, and none against what was proven."""
+    beside = {known.transformers for known in FACTS.releases if known.version == release["version"]}
+    assert {release["packages"]["transformers"]} == beside
+    links = {fault.id: set(fault.link) for fault in load_faults()}
+    for cell in release["cell"]:
+        against = rows_against(release["version"], cell)
+        if cell["outcome"] == "proven":
+            assert against == [], cell
+        elif cell["outcome"] == "engine-fault":
+            assert any(links[cell["fault"]] & set(row.source) for row in against), cell
+        else:
+            assert cell["outcome"] == "not-provable", cell
+
+
+def test_every_kind_is_measured_in_both_formats() -> None:
+    """Each release that was measured has all four kinds, bf16 and NVFP4, alone and with the drafter."""
+    for release in MEASURED:
+        cells = {(cell["kind"], cell["format"], cell["drafter"]) for cell in release["cell"]}
+        wanted = {(kind, form, drafter) for kind in KIND_WORDS for form in ("bf16", "nvfp4") for drafter in (0, 1)}
+        assert wanted <= cells, release["version"]
