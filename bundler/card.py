@@ -5,7 +5,6 @@ Sentences live in templates/card.md.jinja, engine facts in engines/*.toml, figur
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from jinja2 import FunctionLoader, StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from bundler import card_tables as views
+from bundler.checkpoint import load_json
 from bundler.engines import (
     FOLDER,
     Facts,
@@ -30,7 +30,7 @@ from bundler.engines import (
     render_powershell,
     select_facts,
 )
-from bundler.errors import CompatibilityError, RecipeError, VerificationError
+from bundler.errors import CompatibilityError, RecipeError, SourceError, VerificationError
 from bundler.evidence import Evidence, make_digest, make_tested
 from bundler.evidence import load_all as load_evidence
 from bundler.front_matter import make_front_matter, render_front_matter
@@ -73,10 +73,11 @@ def make_parts(body: Source, drafter: Source) -> Parts:
 
 
 def load_parts(bundle: Path, manifest: Manifest) -> Parts:
-    """The parts of a finished bundle: its two config.json, and the cards that the manifest recorded."""
-    body, drafter = (
-        json.loads((bundle / path).read_text(encoding="utf-8")) for path in ("config.json", "assistant/config.json")
-    )
+    """The parts of a finished bundle: its two config.json, and the cards that the manifest recorded.
+
+    SourceError if a config cannot be read.
+    """
+    body, drafter = (load_json(bundle / path) for path in ("config.json", "assistant/config.json"))
     return Parts(
         body_config=body, drafter_config=drafter, body_card=manifest.body.card, drafter_card=manifest.drafter.card
     )
@@ -106,7 +107,7 @@ def render_bundle(bundle: Path, manifest: Manifest | None = None, *, repo_id: st
     try:
         recipe = parse((bundle / "recipe.toml").read_text(encoding="utf-8"), bundle)
         parts = load_parts(bundle, manifest)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, SourceError) as exc:
         raise VerificationError(f"the bundle {bundle} is not whole: {exc}", hint="bundle verify says what is") from exc
     measurements = load_measurements((bundle / "measurements").glob("*.json"))
     sections = load_sections(bundle / "assets", [Path(path.name) for path in recipe.card.sections])

@@ -155,7 +155,7 @@ def load(path: Path) -> Evidence:
         if document.pop("schema") != SCHEMA:
             raise ValueError("its schema is another")
         evidence: Evidence = _decode(Evidence, document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         message = f"{FOLDER}/{path.name} is no evidence that this version reads: {exc!r:.200}"
         raise VerificationError(message, hint="run bundle prove again") from exc
     return evidence

@@ -12,6 +12,7 @@ from bundler.findings import Finding, error, note, warning
 from bundler.recipe import Recipe
 from bundler.recipe_rules import is_local
 from bundler.resources import load_resource
+from bundler.source import parse_front_matter
 
 UNCENSORED = re.compile(r"abliterat|uncensored|heretic", re.IGNORECASE)
 _BLOCK = re.compile(r"\A---\n(.*?\n)---\n", re.DOTALL)
@@ -62,10 +63,10 @@ def check_front_matter(text: str, where: str = "README.md") -> list[Finding]:
     """What the Hub would refuse in a card's front matter (`/api/validate-yaml`), and what it would misread."""
     block = _BLOCK.match(text)
     try:
-        matter = yaml.safe_load(block[1]) if block else None
-    except (yaml.YAMLError, RecursionError) as exc:
-        return [error("card-not-yaml", where, f"the front matter is no YAML: {exc}")]
-    if not isinstance(matter, dict):
+        matter = parse_front_matter(block[1]) if block else {}
+    except ValueError as exc:
+        return [error("card-not-yaml", where, f"the front matter {exc}")]
+    if not matter:
         return [error("card-not-yaml", where, "there is no front matter", "start the card with a `---` block")]
     findings = _check_licence(matter, where)
     base = matter.get("base_model", "")
@@ -84,7 +85,7 @@ def _check_licence(matter: Mapping[str, Any], where: str) -> list[Finding]:
     place = f"{where}: license"
     if not licence:
         return [note("card-licence-open", place, "is not known yet; it comes from the body's own card at build time")]
-    if licence not in hub_licences():
+    if not isinstance(licence, str) or licence not in hub_licences():
         message = f"{licence!r} is no licence identifier of the Hub"
         return [error("card-licence-unlisted", place, message, "use `other` with license_name and license_link")]
     if licence == "other" and not matter.get("license_name"):

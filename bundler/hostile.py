@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jinja2 import Environment, TemplateError, nodes
@@ -15,22 +15,30 @@ from bundler.manifest import list_files
 ARCHIVES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".whl", ".xz", ".zip", ".zst"})
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MARKER = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own tag, which says where answers are
-_DUNDER = re.compile(r"__\w+__")  # `x["__class__"]` is `x.__class__`
+_INNER = "__"  # `x["__class__"]` is `x.__class__`, also put together from parts
 _HINT = "take the template of the original checkpoint"
 
 
 def check_hostile(root: Path) -> list[Finding]:
     """Every archive of a bundle, and every chat template that does more than to put messages together."""
-    findings = []
-    for path in list_files(root):
-        where = path.as_posix()
-        if path.suffix.lower() in ARCHIVES:
-            message = "is an archive: nobody sees what is in it, and unpacking it may write anywhere"
-            findings.append(error("archive-present", where, message, "keep the files themselves"))
-        elif path.suffix == ".jinja" or path.name in {"tokenizer_config.json", "chat_template.json"}:
-            for template in _read_templates(root / path):
-                findings += _check_template(where, template)
-    return findings
+    paths = [path.as_posix() for path in list_files(root)]
+    message = "is an archive: nobody sees what is in it, and unpacking it may write anywhere"
+    archives = [path for path in paths if Path(path).suffix.lower() in ARCHIVES]
+    return [
+        *(error("archive-present", path, message, "keep the files themselves") for path in archives),
+        *check_templates(root, paths),
+    ]
+
+
+def check_templates(folder: Path, paths: Iterable[str]) -> list[Finding]:
+    """Every chat template in these files that does more than to put messages together."""
+    return [
+        finding
+        for path in paths
+        if path.endswith(".jinja") or Path(path).name in {"tokenizer_config.json", "chat_template.json"}
+        for template in _read_templates(folder / path)
+        for finding in _check_template(path, template)
+    ]
 
 
 def _read_templates(path: Path) -> Iterator[str]:
@@ -62,7 +70,8 @@ def _check_template(where: str, text: str) -> list[Finding]:
         *(type(node).__name__.lower() for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport))),
         *("extends" for _ in tree.find_all(nodes.Extends)),
         *(node.attr for node in tree.find_all(nodes.Getattr) if node.attr.startswith("_")),
-        *(str(node.value) for node in tree.find_all(nodes.Const) if _DUNDER.search(str(node.value))),
+        *("attr" for node in tree.find_all(nodes.Filter) if node.name == "attr"),
+        *(str(node.value) for node in tree.find_all(nodes.Const) if _INNER in str(node.value)),
     ]
     if not reached:
         return []

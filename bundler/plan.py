@@ -22,6 +22,7 @@ from bundler.errors import CompatibilityError
 from bundler.findings import Finding, error, errors, warning
 from bundler.gemma4 import Kind, find_kind, make_ignore, to_published_schema
 from bundler.groups import ModuleGroup, make_groups
+from bundler.hostile import check_templates
 from bundler.layout import Layout, make_layout
 from bundler.licence import check_licences
 from bundler.machine import Machine
@@ -200,6 +201,8 @@ def _output_shapes(layout: Layout) -> dict[str, Shape]:
 def _check_sources(recipe: Recipe, body: Source, drafter: Source, companion: bool | None) -> list[Finding]:
     findings = [*check_side_files(body), *check_licences(body, drafter), *check_source_files(body, drafter)]
     findings += check_source_names(recipe.body.model, recipe.drafter.model, companion)
+    for source in (body, drafter):  # a bake runs the body's, and a bundle holds both
+        findings += check_templates(source.folder, [file.path for file in source.files])
     if all((source.folder / "tokenizer.json").is_file() for source in (body, drafter)):
         findings += check_tokenizers(body.folder, drafter.folder)
     return findings

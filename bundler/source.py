@@ -9,6 +9,8 @@ from typing import Any
 
 from bundler.checkpoint import Tensor
 
+_MAX_FRONT_MATTER = 1_000_000  # characters
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
@@ -42,3 +44,27 @@ class Source:
     """The day of that commit, as 2026-11-30; None for a local folder."""
     gated: str | None = None
     """`no`, `auto` (granted at once) or `manual`; None for a local folder."""
+
+
+def parse_front_matter(text: str) -> dict[str, Any]:
+    """A card's YAML block as plain values; ValueError if it is no mapping, or not what a card would hold.
+
+    Aliases are refused: nine lines of them stand for gigabytes once they are written out.
+    """
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.events.AliasEvent):
+                raise yaml.YAMLError("it has aliases")
+            return super().compose_node(parent, index)
+
+    if len(text) > _MAX_FRONT_MATTER:
+        raise ValueError(f"has {len(text)} characters")
+    try:
+        matter = yaml.load(text, Plain)
+    except Exception as exc:  # of a day like 2026-99-99 and the like, the parser raises whatever Python says
+        raise ValueError(f"is no YAML: {exc or type(exc).__name__}") from exc
+    if not isinstance(matter, dict | None):
+        raise ValueError("is no mapping")
+    return matter or {}

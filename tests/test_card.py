@@ -296,6 +296,9 @@ def test_a_licence_that_is_not_known_is_left_out_and_noted() -> None:
     ("matter", "code", "severity"),
     [
         ("license: not-a-licence", "card-licence-unlisted", Severity.ERROR),
+        ("license: [mit]", "card-licence-unlisted", Severity.ERROR),
+        ("license: mit\ndate: 2026-99-99", "card-not-yaml", Severity.ERROR),
+        ("license: mit\na: &a [x]\nb: *a", "card-not-yaml", Severity.ERROR),
         ("license: other", "card-licence-unnamed", Severity.ERROR),
         ("license: mit\nbase_model: null", "card-base-model", Severity.ERROR),
         ("license: mit\nbase_model: [null]", "card-base-model", Severity.ERROR),

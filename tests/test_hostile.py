@@ -32,6 +32,8 @@ def test_a_usual_template_is_fine(tmp_path: Path) -> None:
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages['__class__'] }}",
         "{{ messages | attr('__init__') }}",
+        "{{ messages['__cl' ~ 'ass__'] }}",
+        "{{ messages | attr(messages[0]) }}",
         "{{ cycler._x }}",
         "{% include '/etc/passwd' %}",
         "{% import 'x' as x %}",

@@ -88,6 +88,12 @@ def test_code_pickles_and_folders_are_no_part_of_a_source(folder: Path) -> None:
         (lambda folder: (folder / "README.md").write_text("---\na: [\n---\n"), "front matter of README.md is no YAML"),
         (lambda folder: (folder / "README.md").write_text("---\na: &a [x]\nb: *a\n---\n"), "it has aliases"),
         (lambda folder: (folder / "README.md").write_text(f"---\na: {'[' * 9999}\n---\n"), "is no YAML"),
+        (lambda folder: (folder / "README.md").write_text(f"---\na: {'9' * 9999}\n---\n"), "is no YAML"),
+        (lambda folder: (folder / "README.md").write_text("---\na: 2026-99-99\n---\n"), "is no YAML"),
+        (lambda folder: (folder / "README.md").write_text("---\na: !!bool x\n---\n"), "is no YAML"),
+        (lambda folder: (folder / "README.md").write_text("---\na: !!timestamp x\n---\n"), "is no YAML"),
+        (lambda folder: (folder / "README.md").write_text("---\n- a\n---\n"), "is no mapping"),
+        (lambda folder: (folder / "README.md").write_text(f"---\na: {'x ' * 999_999}\n---\n"), "characters"),
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),

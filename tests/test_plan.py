@@ -380,6 +380,13 @@ def test_an_unreadable_side_file(tmp_path: Path) -> None:
     assert [f.where for f in plan.findings if f.code == "json-unreadable"] == ["processor_config.json"]
 
 
+def test_a_template_that_reaches_out_is_refused_before_it_is_run(tmp_path: Path) -> None:
+    """A bake renders its calibration with the source's template: what it could do is known before."""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__ }}")
+    plan = plan_of(change=lambda source: dataclasses.replace(source, folder=tmp_path))
+    assert "template-unsafe" in codes(plan, Severity.ERROR)
+
+
 def test_a_missing_chat_template(tmp_path: Path) -> None:
     """A body without a chat template, in a file or in its tokenizer's config, is warned of."""
     (tmp_path / "tokenizer_config.json").write_text("{}")

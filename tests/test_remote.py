@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hub.server import Fault, HubServer
 
-from bundler import manifest
+from bundler import hub, manifest
 from bundler.card import write_bundle
 from bundler.cli import main
 from bundler.errors import SourceError
@@ -212,10 +212,30 @@ def test_the_token_stays_at_home(server: HubServer, ready: Path) -> None:
     assert {entry.status for entry in storage} <= {200, 206}
 
 
+def test_the_token_follows_no_answer_to_another_host(server: HubServer, ready: Path) -> None:
+    """Where a listing goes on elsewhere, it stays; also in a session that the client began anew after a line broke."""
+    from huggingface_hub.utils import close_session
+
+    commit = server.store.add(REPO, files_of(ready))
+    server.page_size, server.page_origin = 5, server.storage
+    client = hub.make_client(SourceError)
+    for _ in range(2):
+        assert hub.list_files(client, REPO, commit).keys() >= files_of(ready).keys()
+        close_session()
+    elsewhere = [entry for entry in server.log if f"http://{entry.host}" != server.endpoint]
+    assert [entry for entry in elsewhere if "/tree/" in entry.path]
+    assert not [entry for entry in elsewhere if entry.has_token]
+    assert [entry for entry in server.log if entry.has_token]
+
+
 def test_a_json_bomb_is_a_finding(server: HubServer, ready: Path) -> None:
     """Nesting without end, in any JSON file of a bundle, is broken JSON and nothing worse."""
-    server.store.add(REPO, files_of(ready) | {"bundle.json": b"[" * 200_000, "config.json": b'{"a":' * 200_000})
+    names = [path for path in files_of(ready) if path.endswith(".json")]
+    bombs = {name: b'{"a":' * 200_000 for name in (*names, "evidence/x.json", "measurements/x.json")}
+    server.store.add(REPO, files_of(ready) | bombs)
     assert {"manifest-unreadable", "json-unreadable"} <= codes(look())
+    server.store.add(REPO, {"bundle.json": (ready / "bundle.json").read_bytes()})
+    assert {"json-unreadable", "evidence-unreadable"} <= codes(look())
 
 
 # ------------------------------------------------------------------------------------------------------------ command

@@ -154,6 +154,13 @@ def test_every_file_that_is_sent_is_listed_once(ready: Path) -> None:
     assert paths == sorted([*listed, "bundle.json"])
 
 
+def test_a_bundle_whose_card_cannot_be_made_again_is_refused(server: HubServer, ready_copy: Path) -> None:
+    """A config nested without end stops the card for another repo with verify's findings, not with a traceback."""
+    (ready_copy / "config.json").write_text("[" * 200_000)
+    with pytest.raises(VerificationError):
+        push(ready_copy, "acme/other", dry_run=True)
+
+
 def test_a_dry_run_of_a_broken_card_is_refused_too(server: HubServer, ready_copy: Path) -> None:
     """What a push would refuse, its dry run refuses."""
     card = ready_copy / "README.md"

@@ -57,12 +57,13 @@ class RemoteFile:
 
 
 def make_client(error: type[BundlerError]) -> Client:
-    """The client that every call goes through; its progress bars are off, for the verbs show their own."""
+    """The client that every call goes through, guarded; its progress bars are off, for the verbs show their own."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import disable_progress_bars
 
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
         disable_progress_bars()
+    _guard_sessions()
     return Client(api=HfApi(library_name="bundler", library_version=__version__), error=error)
 
 
@@ -157,13 +158,11 @@ def ask(
     `may_repeat` says which exceptions a further attempt is right for; without it, those that `is_transient` names.
     """
     from huggingface_hub import errors
-    from huggingface_hub.utils import get_session
 
     foreign = (OSError, ValueError, RuntimeError, errors.HTTPError, errors.EntryNotFoundError)  # hf_xet: RuntimeError
     waits: Iterator[float] = iter(WAITS_S)
     while True:
         try:
-            _limit_silence(get_session())
             return call()
         except foreign as exc:
             cause = _find_cause(exc)
@@ -174,17 +173,34 @@ def ask(
             time.sleep(_told_wait_s(cause) or wait)
 
 
-def _limit_silence(session: Any) -> None:
-    """Give every request of the client's session a limit, also those that it makes with `timeout=None`."""
-    hooks = session.event_hooks
+def _guard_sessions() -> None:
+    """Every request of the client's sessions has a limit, also where it asks for none, and keeps the token at home.
+
+    A factory, because the client takes a new session after a line that broke. Redirects and further pages are its
+    requests too.
+    """
+    from huggingface_hub import get_session, set_client_factory
+
+    session: Any = get_session()
+    kind, hooks = type(session), session.event_hooks
     if _set_limit not in hooks["request"]:
-        session.event_hooks = {**hooks, "request": [*hooks["request"], _set_limit]}
+        hooks = {**hooks, "request": [*hooks["request"], _set_limit, _keep_token]}
+        set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=None))
 
 
 def _set_limit(request: Any) -> None:
     limits = request.extensions.get("timeout", {})
     kinds = ("connect", "read", "write", "pool")
     request.extensions["timeout"] = {kind: limits.get(kind) or SILENCE_S for kind in kinds}
+
+
+def _keep_token(request: Any) -> None:
+    """An answer may send the client on, to storage or to a next page: the token does not go to another origin."""
+    from huggingface_hub import constants
+
+    home = type(request.url)(constants.ENDPOINT)
+    if (request.url.scheme, request.url.netloc) != (home.scheme, home.netloc):
+        request.headers.pop("authorization", None)
 
 
 def _find_cause(exc: BaseException) -> BaseException:

@@ -19,7 +19,7 @@ from bundler.hub.client import Client, Progress, ask, list_files, make_client, r
 from bundler.hub.downloads import download
 from bundler.recipe import SourceRef
 from bundler.recipe_rules import is_local
-from bundler.source import Source, SourceFile
+from bundler.source import Source, SourceFile, parse_front_matter
 
 _SIDE_SUFFIXES = {".json", ".jinja", ".md", ".model", ".txt"}
 _LEGAL = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)", re.IGNORECASE)
@@ -163,27 +163,13 @@ def _is_side_file(name: str) -> bool:
 
 
 def _load_front_matter(card: Path) -> dict[str, Any]:
-    """The YAML block at the head of a card; empty where there is none.
-
-    Aliases are refused: nine lines of them stand for gigabytes once they are written out.
-    """
-    import yaml
-
-    class Plain(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):
-                raise yaml.YAMLError("it has aliases")
-            return super().compose_node(parent, index)
-
+    """The YAML block at the head of a card; empty where there is none."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.exists() else ""
     match = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*$", text, re.DOTALL | re.MULTILINE)
     try:
-        matter = yaml.load(match[1], Plain) if match else None
-    except (yaml.YAMLError, RecursionError) as exc:
-        raise SourceError(f"the front matter of {card.name} is no YAML: {exc}") from exc
-    if not isinstance(matter, dict | None):
-        raise SourceError(f"the front matter of {card.name} is no mapping")
-    return matter or {}
+        return parse_front_matter(match[1]) if match else {}
+    except ValueError as exc:
+        raise SourceError(f"the front matter of {card.name} {exc}") from exc
 
 
 def _read_header(client: Client, repo_id: str, commit: str, name: str, size_bytes: int) -> dict[str, Tensor]:

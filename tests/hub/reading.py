@@ -73,7 +73,7 @@ def list_tree(call: Call) -> Response:
     headers = {}
     if last < len(entries):
         query = f"recursive={recursive}&expand=False&cursor={last}"
-        headers["Link"] = f'<{call.server.endpoint}{call.request.url.path}?{query}>; rel="next"'
+        headers["Link"] = f'<{call.server.page_origin}{call.request.url.path}?{query}>; rel="next"'
     return JSONResponse([_describe(call.store, entry) for entry in entries[first:last]], headers=headers)
 
 

@@ -58,6 +58,8 @@ class Logged:
     path: str
     range: str | None
     user_agent: str
+    host: str = ""
+    has_token: bool = False
     status: int = 0
     sent_bytes: int = 0
 
@@ -92,6 +94,8 @@ class HubServer:
         self.parts: dict[tuple[str, int], bytes] = {}
         self.page_size = 1000
         """Tree entries in one answer."""
+        self.page_origin = self.endpoint
+        """Where the next page of a listing is said to be."""
         self.multipart_bytes, self.part_bytes = 5_000_000_000, 16_000_000
         self.xet: Xet | None = None
 
@@ -142,6 +146,8 @@ class _Front:
             path=path,
             range=headers.get("range"),
             user_agent=headers.get("user-agent", ""),
+            host=headers.get("host", ""),
+            has_token="authorization" in headers,
         )
         self.server.log.append(logged)
 
