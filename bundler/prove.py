@@ -1,8 +1,8 @@
 """`bundle prove`: a real engine serves the bundle, answers, and what it did becomes evidence.
 
-Two starts of the server, alone and with the drafter, by the card's own serve line (session); every answer is held
-against what the bundle's weights mean, every parameter against the tensors that filled it (judgement); the record is
-written (evidence).
+The bundle is verified first: evidence names its hashes. Then two starts of the server, alone and with the drafter, by
+the card's own serve line (session); every answer is held against what the bundle's weights mean, every parameter
+against the tensors that filled it (judgement); the record is written (evidence).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from bundler import card, manifest, twin
 from bundler.checkpoint import load_json
 from bundler.engines import allowed_releases, load_facts
 from bundler.engines.environments import Environment, Release, find_device, install, parse_release
-from bundler.errors import CompatibilityError
+from bundler.errors import CompatibilityError, VerificationError
 from bundler.evidence import Evidence, Reference, Run, make_digest
 from bundler.evidence import write as write_evidence
-from bundler.findings import Finding
+from bundler.findings import Finding, errors
 from bundler.judgement import check_runs, find_outcome, refer
 from bundler.manifest import FileEntry
 from bundler.recipe import Recipe, load_bundled
 from bundler.session import Watch, serve
+from bundler.verify import verify
 
 
 def prove(
@@ -41,12 +42,16 @@ def prove(
 ) -> Evidence:
     """Serve the bundle, or its twin, with one engine release; what happened, already written into the bundle.
 
-    EngineError where the release cannot be installed; RecipeError or VerificationError where the folder is no bundle.
+    EngineError where the release cannot be installed; RecipeError or VerificationError where the folder is no bundle,
+    or one that `verify` finds errors in, other than in evidence that is there already.
     What the engine itself does wrong is in the evidence, never raised. `untrained` says that the drafter's weights are
     random, so that it need not be right once.
     """
     watch = watch or Watch()
     recipe, made = load_bundled(bundle), manifest.load(bundle)
+    watch.step("verifying the bundle")
+    if wrong := [finding for finding in errors(verify(bundle)) if not finding.code.startswith("evidence-")]:
+        raise VerificationError("nothing to prove: the bundle is not whole", findings=wrong)
     release = choose_release(engine, recipe, device or find_device())
     environment = install(release, load_facts(), watch.step)
     with tempfile.TemporaryDirectory(prefix="bundle-prove-") as scratch:

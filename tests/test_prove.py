@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import shutil
 import sys
 import zlib
 from collections.abc import Iterator
@@ -15,12 +13,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from test_server import FAKE, check_contract
+from test_server import FAKE
 
 from bundler import card, evidence, judgement, manifest, prompts, prove, reference, session, twin
-from bundler.checkpoint import load_header, load_json
+from bundler.checkpoint import load_json, load_tensors
 from bundler.cli import main
-from bundler.engines import environments, load_facts, server
+from bundler.engines import environments
 from bundler.engines.environments import Environment, Release
 from bundler.engines.faults import find_fault, last_error, load_faults
 from bundler.errors import CompatibilityError, VerificationError
@@ -475,6 +473,21 @@ def test_a_faulty_engine_proves_nothing(
     assert result.outcome is outcome
 
 
+def test_a_bundle_that_is_not_whole_is_not_started(bundle_copy: Path, fake: Environment) -> None:
+    """Bytes that are not the manifest's are refused before any engine starts: exit 7, and no evidence of them."""
+    name = "model.language_model.layers.0.mlp.{}_proj.weight_global_scale"
+    first, second = (load_tensors(bundle_copy)[name.format(part)] for part in ("down", "up"))
+    with (bundle_copy / first.file).open("r+b") as file:
+        file.seek(second.start)
+        other = file.read(4)
+        file.seek(first.start)
+        file.write(other)
+    done = CliRunner().invoke(main, ["prove", str(bundle_copy), "--engine", "vllm==0.32.0", "--device", "cpu"])
+    assert done.exit_code == 7
+    assert "file-hash" in done.output
+    assert not (bundle_copy / "evidence").exists()
+
+
 def test_the_command_line_tells_and_exits(
     bundle_copy: Path, fake: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,81 +502,3 @@ def test_the_command_line_tells_and_exits(
     assert item.outcome is Outcome.FAILED
     assert codes(verify(bundle_copy)) == ["evidence-failed"]
     assert "failed: " in (bundle_copy / "README.md").read_text("utf-8")
-
-
-# ---- a real engine --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def real() -> Environment:
-    """vLLM for a processor, in its own environment; asked for by BUNDLER_ENGINE_TESTS=1, and then it must be there."""
-    if os.environ.get("BUNDLER_ENGINE_TESTS") != "1":
-        pytest.skip("BUNDLER_ENGINE_TESTS=1 installs vLLM and runs these")
-    return environments.install(RELEASE, load_facts())
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Path:
-    """The twin of the published 31B."""
-    from twins import bake_published
-
-    return bake_published("dense", tiny("dense"), tmp_path_factory.mktemp("published"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_real_engine_keeps_the_contract(real: Environment, published: Path, tmp_path: Path) -> None:
-    """What the fake is held to, a real vLLM does; and it leaves nothing behind."""
-    recipe, config, port = load_bundled(published), load_json(published / "config.json"), server.free_port()
-    _, argv, env, _ = session.make_command(recipe, config, real, published, drafted=True)
-    command = [*argv, "--host", server.HOST, "--port", str(port)]
-    with server.running(command, env, tmp_path / "log", port=port, timeout_s=600) as running:
-        check_contract(running, drafting=True, model=session.served_name(recipe))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_real_engine_proves_the_bundle(real: Environment, bundle_copy: Path) -> None:
-    """The README's bundle, NVFP4 with its drafter, text and image, on a real vLLM."""
-    found = prove.prove(bundle_copy, engine="vllm==0.32.0", device="cpu", untrained=True)
-    assert found.outcome is Outcome.PROVEN, found.findings
-    assert found.runs[1].counters["drafts"] > 0
-    assert evidence.kernel_words(found.runs[0]) == "emulation"
-    assert "### Tested with" in (bundle_copy / "README.md").read_text("utf-8")
-    assert verify(bundle_copy) == []
-
-
-def _without(folder: Path, ending: str) -> None:
-    """Take the first tensor with this ending out of the body, index and all."""
-    index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
-    name = next(name for name in sorted(index["weight_map"]) if name.endswith(ending))
-    path = folder / index["weight_map"].pop(name)
-    tensors, metadata = load_header(path)
-    data = path.read_bytes()
-    del tensors[name]
-    lines, at, body = {}, 0, b""
-    for key, tensor in tensors.items():
-        part = data[tensor.start : tensor.end]
-        offsets = [at, at + len(part)]
-        lines[key] = {"dtype": tensor.shape.dtype, "shape": list(tensor.shape.dims), "data_offsets": offsets}
-        at, body = at + len(part), body + part
-    head = json.dumps({"__metadata__": metadata, **lines}).encode()
-    head += b" " * (-len(head) % 8)
-    path.write_bytes(len(head).to_bytes(8, "little") + head + body)
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "ending", ["layers.0.mlp.down_proj.input_global_scale", "layers.1.mlp.gate_proj.weight_packed"]
-)
-def test_what_the_engine_swallows_is_not_proven(
-    real: Environment, published: Path, tmp_path: Path, ending: str
-) -> None:
-    """Tensors whose absence vLLM does not report fail the proof."""
-    broken = Path(shutil.copytree(published, tmp_path / "broken"))
-    _without(broken, ending)
-    found = prove.examine(broken, load_bundled(published), real, tmp_path, known_answer=True)
-    assert found.outcome is Outcome.FAILED
-    assert {"weight-unfilled", "engine-rejects", "reference-impossible"} & set(codes(found.findings))

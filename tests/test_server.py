@@ -20,7 +20,13 @@ from bundler.errors import EngineError
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "logprobs": True, "top_logprobs": 3}
-ASKED = {"temperature": 0, "return_token_ids": True, "return_tokens_as_token_ids": True, "max_tokens": 8}
+ASKED = {
+    "temperature": 0,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
 
 
 def check_contract(server: Server, *, drafting: bool, model: str = "m") -> None:
