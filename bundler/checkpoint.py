@@ -25,7 +25,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the limit that the safetensors library itself sets
 _LFS_MARK = b"version https://git-lfs.github.com/spec/"
-PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".dill"})
 """Suffixes of files that run code when they are opened."""
 
 
@@ -122,7 +122,7 @@ def weight_files(names: Iterable[str], index: Mapping[str, object] | None) -> li
         return files
     if SINGLE in present:
         return [SINGLE]
-    pickles = sorted(name for name in present if Path(name).suffix in PICKLES)
+    pickles = sorted(name for name in present if Path(name).suffix.lower() in PICKLES)
     if pickles:
         raise SourceError(
             f"only pickled weights here ({pickles[0]}); pickles run code when opened and are never read",

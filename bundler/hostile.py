@@ -1,4 +1,7 @@
-"""What a file of a bundle could do to whoever opens it: archives that hide things, templates that reach out."""
+"""What a file of a bundle could do to whoever opens it: pickles, archives that hide things, templates that reach out.
+
+Pickles and archives are known by their names or by their first bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,15 @@ from pathlib import Path
 
 from jinja2 import Environment, TemplateError, nodes
 
+from bundler.checkpoint import PICKLES
 from bundler.findings import Finding, error
 from bundler.manifest import list_files
 
 ARCHIVES = frozenset({".7z", ".bz2", ".gz", ".rar", ".tar", ".tgz", ".whl", ".xz", ".zip", ".zst"})
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_ARCHIVE = re.compile(
+    rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|BZh|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|7z\xbc\xaf\x27\x1c|Rar!|.{257}ustar", re.DOTALL
+)
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MARKER = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # transformers' own tag, which says where answers are
 _INNER = "__"  # `x["__class__"]` is `x.__class__`, also put together from parts
@@ -20,14 +28,18 @@ _HINT = "take the template of the original checkpoint"
 
 
 def check_hostile(root: Path) -> list[Finding]:
-    """Every archive of a bundle, and every chat template that does more than to put messages together."""
+    """Every pickle and archive of a bundle, and every chat template that does more than to put messages together."""
     paths = [path.as_posix() for path in list_files(root)]
-    message = "is an archive: nobody sees what is in it, and unpacking it may write anywhere"
-    archives = [path for path in paths if Path(path).suffix.lower() in ARCHIVES]
-    return [
-        *(error("archive-present", path, message, "keep the files themselves") for path in archives),
-        *check_templates(root, paths),
-    ]
+    findings = []
+    for path in paths:
+        suffix, head = Path(path).suffix.lower(), _read_head(root / path)
+        if suffix in PICKLES or _PICKLE.match(head):
+            message = "is a pickle, which runs code when it is opened"
+            findings.append(error("pickle-present", path, message, "keep safetensors only"))
+        elif suffix in ARCHIVES or _ARCHIVE.match(head):
+            message = "is an archive: nobody sees what is in it, and unpacking it may write anywhere"
+            findings.append(error("archive-present", path, message, "keep the files themselves"))
+    return findings + check_templates(root, paths)
 
 
 def check_templates(folder: Path, paths: Iterable[str]) -> list[Finding]:
@@ -39,6 +51,15 @@ def check_templates(folder: Path, paths: Iterable[str]) -> list[Finding]:
         for template in _read_templates(folder / path)
         for finding in _check_template(path, template)
     ]
+
+
+def _read_head(path: Path) -> bytes:
+    """The first bytes of a file; none of a shard, whose own begin with a length, or where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return b"" if path.suffix == ".safetensors" else file.read(262)
+    except OSError:
+        return b""
 
 
 def _read_templates(path: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bundler import drafter, sidefiles
-from bundler.checkpoint import INDEX, PICKLES, Tensor, is_lfs_pointer, load_json
+from bundler.checkpoint import INDEX, Tensor, is_lfs_pointer, load_json
 from bundler.errors import CompatibilityError, SourceError, VerificationError
 from bundler.evidence import check_evidence
 from bundler.findings import Finding, Severity, error, warning
@@ -65,7 +65,7 @@ def verify(root: Path, *, is_known: Known | None = None, weights: bool = True) -
 
 
 def _check_paths(root: Path) -> list[Finding]:
-    """What must not be in a bundle whatever its manifest says: odd names, links out, pickles, pointers."""
+    """What must not be in a bundle whatever its manifest says: odd names, links out, pointers."""
     top = root.resolve()
     location = check_name(str(top), str(root))
     findings = [replace(finding, severity=Severity.WARNING) for finding in location]
@@ -84,9 +84,6 @@ def _check_paths(root: Path) -> list[Finding]:
                     findings.append(error("path-special", where, "is no regular file"))
                 continue
             findings += check_path(where)
-            if path.suffix in PICKLES:
-                message = "is a pickle, which runs code when it is opened"
-                findings.append(error("pickle-present", where, message, "keep safetensors only"))
             if path.suffix not in (".json", ".safetensors") and is_lfs_pointer(path):
                 findings.append(error("lfs-pointer", where, "is a Git LFS pointer, not the file", _DOWNLOAD))
     return findings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,26 @@ def test_what_is_no_template_is_left_to_other_checks(tmp_path: Path, content: by
     """Broken JSON has findings of its own."""
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     assert found(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["model.bin", "x.PT", "y.joblib"])
+def test_a_pickle_is_found(tmp_path: Path, name: str) -> None:
+    """By its name, in whatever case."""
+    (tmp_path / name).write_bytes(b"x")
+    assert found(tmp_path) == [("pickle-present", name)]
+
+
+def test_a_pickle_or_an_archive_under_another_name_is_found(tmp_path: Path) -> None:
+    """By its first bytes; a shard's own are a length, which may look like anything."""
+    (tmp_path / "a.json").write_bytes(pickle.dumps({}))
+    for kind in ("zip", "tar", "gztar", "bztar", "xztar"):
+        made = Path(shutil.make_archive(str(tmp_path.parent / kind), kind, tmp_path, "a.json"))
+        made.replace(tmp_path / f"{kind}.json")
+    (tmp_path / "model.safetensors").write_bytes(b"\x80\x04" + bytes(1200))
+    (tmp_path / "short.json").write_bytes(b"P")
+    assert found(tmp_path)[0] == ("pickle-present", "a.json")
+    assert {code for code, _ in found(tmp_path)[1:]} == {"archive-present"}
+    assert len(found(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("name", ["weights.zip", "x.tar.gz", "data.7z", "tool.whl"])
