@@ -21,6 +21,7 @@ from bundler.push import Status, push
 
 REPO = "acme/tiny-31b"
 COMMIT = f"/{REPO}/commit/"
+REPORTED = Path(__file__).parent.parent / "recipes" / "31b-abliterated" / "reported-vllm-0.21.0.json"
 
 
 def seal(root: Path) -> None:
@@ -121,6 +122,19 @@ def test_only_what_changed_is_sent(server: HubServer, ready_copy: Path) -> None:
     assert not outcome.plan.add
     assert not [line for line in server.writes() if "_lfs" in line]
     assert contents(server) == local(ready_copy)
+
+
+def test_a_new_measurement_is_sent_alone(server: HubServer, ready_copy: Path) -> None:
+    """With the list that names it, and nothing else."""
+    push(ready_copy, REPO)
+    (ready_copy / "measurements").mkdir()
+    shutil.copy(REPORTED, ready_copy / "measurements" / "reported.json")
+    seal(ready_copy)
+    server.log.clear()
+    outcome = push(ready_copy, REPO)
+    assert [entry.path for entry in outcome.plan.add] == ["measurements/reported.json"]
+    assert [entry.path for entry in outcome.plan.replace] == ["bundle.json"]
+    assert not [line for line in server.writes() if "_lfs" in line]
 
 
 def test_a_dry_run_changes_nothing_and_needs_no_repo(server: HubServer, ready: Path) -> None:
