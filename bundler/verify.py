@@ -14,14 +14,16 @@ from typing import Any
 
 from bundler import drafter, sidefiles
 from bundler.checkpoint import INDEX, Tensor, is_lfs_pointer, load_json
-from bundler.errors import CompatibilityError, SourceError, VerificationError
+from bundler.engines import Setting, check_serve, load_facts
+from bundler.errors import BundlerError, CompatibilityError, SourceError, VerificationError
 from bundler.evidence import check_evidence
-from bundler.findings import Finding, Severity, error, warning
-from bundler.gemma4 import to_published_schema
+from bundler.findings import Finding, Severity, error, errors, warning
+from bundler.gemma4 import find_kind, to_published_schema
 from bundler.hostile import check_hostile
 from bundler.inventory import body_shapes
 from bundler.layout import Layout, make_layout
 from bundler.manifest import NAME, Known, Manifest, check_name, check_path, compare, list_files, load
+from bundler.recipe import load_bundled
 from bundler.scales import check_scales
 from bundler.weights import check_inventory, check_shards
 
@@ -58,7 +60,7 @@ def verify(root: Path, *, is_known: Known | None = None, weights: bool = True) -
             layout = make_layout(body_shapes(config), config, sidefiles.usable_ignore(config))
             findings += sidefiles.check_quantization(config) + check_inventory(layout, shards)
             if manifest is not None:
-                findings += _check_record(manifest, layout)
+                findings += _check_record(manifest, layout) + _check_engine(root, config)
     if (root / drafter.FOLDER).is_dir():
         findings += _check_drafter(root, config, weights)
     return list(dict.fromkeys(findings))
@@ -153,6 +155,21 @@ def _check_record(manifest: Manifest, layout: Layout) -> list[Finding]:
         for key, said, means in pairs
         if said != means
     ]
+
+
+def _check_engine(root: Path, config: Mapping[str, Any]) -> list[Finding]:
+    """What is known against the releases that the bundle's own recipe tells people to serve it with."""
+    try:
+        recipe = load_bundled(root)
+    except BundlerError:
+        return []  # without its recipe a bundle has other faults
+    setting = Setting(
+        serve=recipe.serve,
+        kind=find_kind(config),
+        multimodal="vision_config" in config,
+        num_speculative_tokens=recipe.drafter.num_speculative_tokens,
+    )
+    return errors(check_serve(load_facts(), setting))
 
 
 def _check_side_files(root: Path, manifest: Manifest | None, config: Mapping[str, Any]) -> list[Finding]:

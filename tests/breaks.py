@@ -87,8 +87,9 @@ def repack(change: Callable[[Tensors], object], folder: str = "", shards: int = 
 
     def edit(root: Path) -> None:
         here = root / folder
+        files = {path.name: path.read_bytes() for path in here.glob("*.safetensors")}
         tensors = {
-            name: (tensor.shape, (here / tensor.file).read_bytes()[tensor.start : tensor.end])
+            name: (tensor.shape, files[tensor.file][tensor.start : tensor.end])
             for name, tensor in load_tensors(here).items()
         }
         change(tensors)

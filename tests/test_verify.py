@@ -201,6 +201,9 @@ SIDE_FILES: dict[str, tuple[Break, set[str]]] = {
     "no card": (remove("README.md"), {"side-file-missing"}),
     "card that is a pointer": (write("README.md", POINTER), {"lfs-pointer"}),
     "no recipe": (remove("recipe.toml"), {"side-file-missing"}),
+    "releases without the drafter": (
+        change("recipe.toml", lambda old: old.replace(b'">=0.21"', b'">=0.20"')), {"engine-broken"},
+    ),
 }  # fmt: skip
 
 WARNINGS: dict[str, tuple[Break, set[str]]] = {
