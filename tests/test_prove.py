@@ -449,6 +449,24 @@ def test_a_twin_is_proven_and_recorded(
     assert not [path for path in (str(tmp_path), str(Path.home())) if path in written]
 
 
+def test_the_command_proves_a_twin(
+    bundle_copy: Path, baked: Path, fake: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--twin` makes the twin itself, says `structure` and never `weights`, and leaves nothing but the evidence."""
+    monkeypatch.setenv("FAKE_ENGINE", mode_for(baked))
+    words = ["prove", str(bundle_copy), "--engine", "vllm==0.32.0", "--device", "cpu", "--twin", "--json"]
+    before = sorted(path.name for path in bundle_copy.iterdir())
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    item = evidence.load(bundle_copy / "evidence" / "vllm-0.32.0-cpu-twin.json")
+    assert (item.subject, item.outcome) == ("twin", Outcome.PROVEN)
+    assert item.bundle_sha256 == evidence.make_digest(manifest.load(bundle_copy))
+    (row,), _ = evidence.make_tested([item])
+    assert "structure" in row.subject
+    assert sorted(path.name for path in bundle_copy.iterdir()) == sorted([*before, "evidence"])
+    assert verify(bundle_copy) == []
+
+
 @pytest.mark.parametrize(
     ("mode", "found", "outcome"),
     [
