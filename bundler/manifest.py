@@ -111,6 +111,10 @@ class FidelityEntry:
     """The source's."""
     perplexity_ratio: float
     """The quantized body's divided by the source's."""
+    input_range: float
+    """Largest input of a module on this text over the largest that calibration saw there; above 1 it is clipped."""
+    input_range_module: str | None
+    """The module where that is largest; None where nothing is quantized."""
     layers: tuple[LayerFidelity, ...]
 
     def worst(self, count: int = 5) -> list[LayerFidelity]:

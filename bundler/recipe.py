@@ -65,6 +65,8 @@ class Fidelity:
     """Nats a token."""
     min_top1_agreement: float = 0.5
     max_perplexity_ratio: float = 2.0
+    min_sqnr_db: float = 3.0
+    """Of every quantized module; at 3 dB its error has half the power of its output."""
     accept: str | None = None
     """Why a worse result is accepted; the card shows it."""
 

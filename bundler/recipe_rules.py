@@ -266,6 +266,7 @@ _CHECKS: Mapping[str, Check] = {
     "fidelity.max_kl_divergence": _number(0),
     "fidelity.min_top1_agreement": _number(0, 1),
     "fidelity.max_perplexity_ratio": _number(0),
+    "fidelity.min_sqnr_db": _number(-100, 100),
     "drafter.model": _model,
     "drafter.num_speculative_tokens": _between(1, 16),
     "serve.engine": _one_of(("vllm",)),

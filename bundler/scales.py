@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _NAN, _NEGATIVE = 0x7F, 0x80  # FP8 E4M3: NaN is all ones below the sign, there is no infinity
 _CHUNK = 1 << 20
-_FP4_FP8_MAX = 6 * 448
+RANGE = 448 * 6
+"""What a global scale of 1 spans: the largest FP8 scale times the largest e2m1 magnitude."""
 _REBUILD = "build the bundle again"
 
 
@@ -94,7 +95,7 @@ def _check_global(value: float, part: str, where: str) -> list[Finding]:
         message = "is exactly 1.0, which compressed-tensors writes where nothing was calibrated"
         return [error("scale-one", where, message, _REBUILD, "compressed-tensors #637")]
     if part == "weight_global_scale" and value < 1.0:
-        message = f"is {value:.3g}, which means weights up to {_FP4_FP8_MAX / value:.3g}: is it the reciprocal?"
+        message = f"is {value:.3g}, which means weights up to {RANGE / value:.3g}: is it the reciprocal?"
         return [error("scale-reciprocal", where, message, _REBUILD, "vllm-neuralmagic #59")]
     return []
 

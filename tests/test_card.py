@@ -124,7 +124,8 @@ def make_manifest(**changes: Any) -> Manifest:
             dropped_tensors=(), q4_0_blocks=0.998,
             fidelity=FidelityEntry(
                 num_samples=8, num_tokens=3712, kl_divergence=0.0412, top1_agreement=0.9377, perplexity=6.21,
-                perplexity_ratio=1.034, layers=(
+                perplexity_ratio=1.034,
+                input_range=1.02, input_range_module="model.language_model.layers.1.self_attn.o_proj", layers=(
                     LayerFidelity(layer=0, sqnr_db=17.25, module="mlp.down_proj"),
                     LayerFidelity(layer=1, sqnr_db=15.5, module="self_attn.o_proj"),
                     LayerFidelity(layer=2, sqnr_db=None, module=None),

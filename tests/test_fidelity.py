@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +88,26 @@ def load_scales(bundle: Path) -> dict[str, float]:
         return {name: float(shard.get_tensor(name)) for name in names}
 
 
-def test_fast_and_exact_see_the_same_ranges(tmp_path: Path) -> None:
-    """On a trained body the input scales of fast mode are within 1 % of llm-compressor's own."""
-    bake(make_recipe('compute = "exact"'), tmp_path / "exact")
+@pytest.fixture(scope="module")
+def exact_scales(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The input scales of exact mode."""
+    out = tmp_path_factory.mktemp("exact") / "out"
+    bake(make_recipe('compute = "exact"'), out)
+    return load_scales(out / "bundle")
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 0.01), (torch.bfloat16, 2**-6)])
+def test_fast_and_exact_see_the_same_ranges(
+    exact_scales: dict[str, float], dtype: Any, within: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a trained body the input scales of fast mode are within 1 % of llm-compressor's own; where the hardware is
+    faster in bf16, within two steps of bf16, and all but two of 41 within 1 %."""
+    monkeypatch.setattr(quantize, "_choose_dtype", lambda *_: (dtype, 0.0))
     bake(make_recipe('compute = "fast"'), tmp_path / "fast")
-    exact, fast = (load_scales(tmp_path / mode / "bundle") for mode in ("exact", "fast"))
-    assert len(exact) == 41
-    assert {name: fast[name] / exact[name] for name in exact} == pytest.approx(dict.fromkeys(exact, 1.0), rel=0.01)
+    fast = load_scales(tmp_path / "fast" / "bundle")
+    assert len(fast) == 41
+    assert fast == pytest.approx(exact_scales, rel=within)
+    assert sum(abs(fast[name] / exact_scales[name] - 1) > 0.01 for name in fast) <= 2
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Packed], None], layers: Sequence[int] = (2,)) -> None:
@@ -124,7 +139,7 @@ def swapped(tensors: Packed) -> None:
 
 
 def small_input_scale(tensors: Packed) -> None:
-    """Activations that are clipped to a sixteenth of their range."""
+    """Activations that are clipped to a 4096th of their range."""
     for name in tensors:
         if name.endswith(".input_global_scale"):
             tensors[name] *= 4096
@@ -132,21 +147,42 @@ def small_input_scale(tensors: Packed) -> None:
 
 @pytest.mark.parametrize("fault", [wrong_scale, swapped, small_input_scale])
 def test_a_layer_that_is_packed_wrongly_is_seen(
-    healthy: QuantizationEntry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Callable[[Packed], None]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Callable[[Packed], None]
 ) -> None:
-    """The layer is the worst one, far below all others, and the divergence grows.
+    """The layer is the worst one, far below all others, and the default limits refuse it by name.
 
-    Of a wrong global scale little may reach the logits, since Gemma's norms divide it out again: the layer's own
-    signal-to-noise ratio is what sees it.
+    The logits alone would not do: Gemma's norms divide a wrong global scale out again, and the divergence stays.
     """
     spoil(monkeypatch, fault)
-    fidelity = bake(make_recipe(), tmp_path).fidelity
-    worst = fidelity.worst(2)
+    entry = bake(make_recipe(), tmp_path)
+    worst = entry.fidelity.worst(2)
     assert worst[0].layer == 2
     assert worst[0].sqnr_db is not None
     assert worst[1].sqnr_db is not None
-    assert worst[0].sqnr_db < worst[1].sqnr_db - 5
-    assert fidelity.kl_divergence > healthy.fidelity.kl_divergence
+    assert worst[0].sqnr_db < 3 < 15 < worst[1].sqnr_db
+    (found,) = (found for found in quantize.check_fidelity(Fidelity(), entry) if found.code == "fidelity-sqnr")
+    assert found.severity is Severity.ERROR
+    assert "layer 2" in found.message
+    assert worst[0].module is not None
+    assert worst[0].module in found.message
+
+
+def test_calibration_on_one_repeated_word_is_seen(healthy: QuantizationEntry, tmp_path: Path) -> None:
+    """Held-out inputs are then nearly twice as wide as what calibration saw, and clipped: that is found and named.
+
+    The logits hardly tell: in this body the turn tokens, which every conversation has, make the widest inputs.
+    """
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "one.jsonl").write_text(json.dumps({"messages": messages}))
+    recipe = make_recipe()
+    calibration = replace(recipe.calibration, dataset=str(tmp_path / "one.jsonl"), num_samples=1)
+    entry = bake(replace(recipe, calibration=calibration), tmp_path / "out")
+    (found,) = quantize.check_fidelity(Fidelity(), entry)
+    assert (found.code, found.severity, found.where) == (
+        "calibration-narrow", Severity.WARNING, entry.fidelity.input_range_module,
+    )  # fmt: skip
+    assert entry.fidelity.input_range > 1.5
+    assert healthy.fidelity.input_range < 1.25
 
 
 def test_a_collapsed_body_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,10 +208,8 @@ def test_a_layer_left_out_by_mistake_is_noted(healthy: QuantizationEntry, tmp_pa
 
 @pytest.mark.filterwarnings("ignore")  # transformers' and compressed-tensors' own
 def test_the_figures_are_transformers_own(bundle: Path) -> None:
-    """KL, agreement and perplexities are those of both whole models in transformers, 4-bit activations included.
-
-    transformers caps the logits in bf16, the gate in float32: a divergence this small feels the difference.
-    """
+    """In exact mode KL, agreement and perplexities are those of both whole models in transformers, 4-bit activations
+    included; the logits are capped in float32, where transformers would in bf16."""
     from transformers import AutoModelForImageTextToText, CompressedTensorsConfig
 
     from bundler import manifest, recipe
@@ -194,7 +228,7 @@ def test_the_figures_are_transformers_own(bundle: Path) -> None:
     divergence = nll = nll_baked = agreed = count = 0.0
     for sample in samples:
         with torch.no_grad():
-            p, q = (model.eval()(**sample).logits[0, :-1].float().log_softmax(-1) for model in (source, baked))
+            p, q = (log_probabilities(model.eval(), sample) for model in (source, baked))
         targets = sample["input_ids"][0, 1:, None]
         divergence += float((p.exp() * (p - q)).sum())
         agreed += float((p.argmax(-1) == q.argmax(-1)).sum())
@@ -203,10 +237,17 @@ def test_the_figures_are_transformers_own(bundle: Path) -> None:
         count += len(targets)
     measured = manifest.load(bundle).quantization.fidelity
     assert measured.num_tokens == count
-    assert measured.kl_divergence == pytest.approx(divergence / count, rel=0.3)
-    assert measured.top1_agreement == pytest.approx(agreed / count, abs=5 / count)
+    assert measured.kl_divergence == pytest.approx(divergence / count, rel=0.02)
+    assert measured.top1_agreement == pytest.approx(agreed / count, abs=2 / count)
     assert measured.perplexity == pytest.approx(math.exp(nll / count), rel=1e-3)
     assert measured.perplexity_ratio == pytest.approx(math.exp((nll_baked - nll) / count), rel=1e-3)
+
+
+def log_probabilities(model: Any, sample: Any) -> torch.Tensor:
+    """Of every next token [tokens - 1, vocabulary], from transformers' hidden states."""
+    logits = model.lm_head(model.model(**sample).last_hidden_state)[0, :-1].float()
+    cap = model.config.get_text_config().final_logit_softcapping
+    return ((logits / cap).tanh() * cap).log_softmax(-1)
 
 
 def test_a_q4_0_grid_is_recognised() -> None:

@@ -95,6 +95,8 @@ quantizations = st.builds(
         top1_agreement=numbers,
         perplexity=numbers,
         perplexity_ratio=numbers,
+        input_range=numbers,
+        input_range_module=st.none() | words,
         layers=st.lists(layers, max_size=2).map(tuple),
     ),
 )
@@ -134,7 +136,7 @@ def _manifest(files: tuple[FileEntry, ...] = (), **changes: Any) -> Manifest:
         compute={}, quantized_modules=1, quantized_parameters=1, kept_parameters=1, dropped_tensors=(),
         q4_0_blocks=1.0, fidelity=FidelityEntry(
             num_samples=1, num_tokens=1, kl_divergence=0.0, top1_agreement=1.0, perplexity=1.0, perplexity_ratio=1.0,
-            layers=(LayerFidelity(layer=0, sqnr_db=None, module=None),),
+            input_range=0.0, input_range_module=None, layers=(LayerFidelity(layer=0, sqnr_db=None, module=None),),
         ),
     )  # fmt: skip
     made = Manifest(

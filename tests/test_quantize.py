@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,29 +113,37 @@ def test_every_tensor_is_what_oneshot_writes(tiny: Callable[[str], Path], kind: 
     config = json.loads((tmp_path / "theirs" / "config.json").read_text())["quantization_config"]
     ours = quantize.make_quantization_config(recipe.quantization, tuple(config["ignore"]))
     assert ours == config
-    fast = replace(recipe, quantization=replace(recipe.quantization, compute="fast"))
-    bake(fast, body, tmp_path / "fast")
-    check_fast(tmp_path / "fast", tmp_path / "ours", within=0.1 if kind in ("dense", "unified") else 1.0)
 
 
-def check_fast(fast: Path, exact: Path, *, within: float) -> None:
-    """Fast mode gives the same weights, and input scales that differ by rounding alone.
+def test_fast_mode_differs_by_rounding_alone(
+    tiny: Callable[[str], Path], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batched, through SDPA and with experts of our own, the weights are the same bytes, and where both modes compute
+    in float32 throughout, the input scales are the same too.
 
-    A scale is rounded to bf16, whose step is up to 0.8 %; on random weights of width 128 the largest of few values
-    moves by several steps, and random routers and per-layer inputs send
-    tokens elsewhere altogether. On the trained example it stays under 1 %: test_fidelity.
+    In bf16 a random body amplifies rounding from layer to layer, by 35 % where a router decides otherwise; on the
+    trained example fast mode is within 1 % of exact mode as it is: test_fidelity.
     """
-    import numpy as np
+    import torch
 
-    theirs = {name: data for name, _, data in tensor_bytes(exact)}
-    scales = [name for name in theirs if name.endswith(".input_global_scale")]
-    assert scales
-    for name, _, data in tensor_bytes(fast):
-        if name in scales:
-            ours, other = np.frombuffer(data, np.float32), np.frombuffer(theirs[name], np.float32)
-            assert abs(ours / other - 1) < within, name
-        else:
-            assert data == theirs[name], name
+    from bundler.quantize.memory import Room
+
+    make = Room.make
+    monkeypatch.setattr(quantize, "_choose_dtype", lambda *_: (torch.float32, 0.0))
+    monkeypatch.setattr(Room, "make", lambda self, name, rows, width, _: make(self, name, rows, width, torch.float32))
+    exact = make_recipe(tmp_path / "recipe")
+    fast = replace(exact, quantization=replace(exact.quantization, compute="fast"))
+    tensors: list[dict[str, bytes]] = []
+    for name, recipe in (("exact", exact), ("fast", fast)):
+        bake(recipe, tiny(kind) / "body", tmp_path / name)
+        tensors.append({name: data for name, _, data in tensor_bytes(tmp_path / name)})
+    scales = [name for name in tensors[0] if name.endswith(".input_global_scale")]
+    values = [torch.tensor([struct.unpack("<f", found[name])[0] for name in scales]) for found in tensors]
+    assert len(scales) >= 20
+    torch.testing.assert_close(values[1], values[0], rtol=1e-3, atol=0)
+    assert {n: d for n, d in tensors[0].items() if n not in scales} == {
+        n: d for n, d in tensors[1].items() if n not in scales
+    }
 
 
 @pytest.mark.filterwarnings("ignore")

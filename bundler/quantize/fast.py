@@ -71,7 +71,7 @@ def observe_inputs(
     amax: dict[str, Tensor | None] = {name: ranges.get(name) for name in modules}
     parallel.widest_of(amax)
     fault_of_range(amax)
-    return {name: global_scale_of(ranges[name].to(torch.bfloat16)) for name in modules}
+    return {name: global_scale_of(ranges[name].float()) for name in modules}
 
 
 def choose_dtype(device: Any) -> tuple[Any, float]:

@@ -19,6 +19,7 @@ from bundler.manifest import FidelityEntry, LayerFidelity, QuantizationEntry
 from bundler.quantize import stream
 from bundler.quantize.nvfp4 import dequantize, round_input
 from bundler.recipe import Fidelity
+from bundler.scales import RANGE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _QAT_BLOCKS = 0.5
 _SEED = "card of the published 31B MTP bundle: the non-QAT 12B collapsed on the recipe that the QAT 31B takes cleanly"
+_WIDE = 1.25
+"""Held-out inputs this many times wider than the calibrated range are no accident of a few samples."""
 _POSITIONS = 128
 """Positions whose logits are held at a time: Gemma's vocabulary has 262,144 entries."""
 _CAPTURED = 512
@@ -43,7 +46,18 @@ class Twins:
     quantized: stream.Stream
     labels: Sequence[Tensor]
     """Token ids [tokens] a sample; -1 for what is no text."""
-    power: dict[str, Tensor] = field(default_factory=dict)
+    measured: dict[str, Tensor] = field(default_factory=dict)
+    """Of each quantized module: its output's power, that of its error, its inputs' range over the calibrated one."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Seen:
+    """What went into a Linear on the source's way."""
+
+    first: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Inputs [tokens, in] and outputs [tokens, out] of the first tokens."""
+    widest: Tensor | None = None
+    """The largest magnitude of all its inputs."""
 
 
 def start(model: Any, num_layers: int, batches: Sequence[stream.Inputs], room: Room) -> Twins:
@@ -72,8 +86,8 @@ def advance(
         for name, module in modules.items():
             module.weight.data = dequantize(packed, name, dtype)
             global_scale = packed[f"{name}.input_global_scale"]
-            if seen[name]:
-                twins.power[name] = _power(module, seen.pop(name), global_scale)
+            if seen[name].first:
+                twins.measured[name] = _measure(module, seen.pop(name), global_scale)
             hooks.enter_context(_rounding(module, global_scale))
         stream.advance(twins.quantized, index, layer, place, _nobody)
 
@@ -87,6 +101,7 @@ def finish(twins: Twins, model: Any, num_layers: int, device: Any) -> FidelityEn
     import torch
 
     source, quantized = twins.source.hidden, twins.quantized.hidden
+    head = model.lm_head.weight
     divergence = nll = nll_quantized = 0.0
     agreed = count = 0
     with torch.no_grad(), stream.moved(_end(model), device):
@@ -98,7 +113,7 @@ def finish(twins: Twins, model: Any, num_layers: int, device: Any) -> FidelityEn
                 at = torch.arange(len(targets))[text] + begin + first
                 assert source is not None
                 assert quantized is not None
-                p, q = (_log_probabilities(model, hidden[at].to(device)) for hidden in (source, quantized))
+                p, q = (_log_probabilities(model, hidden[at].to(device, head.dtype)) for hidden in (source, quantized))
                 picked = targets[text][:, None].to(device)
                 divergence += float((p.exp() * (p - q)).sum())
                 agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
@@ -109,6 +124,7 @@ def finish(twins: Twins, model: Any, num_layers: int, device: Any) -> FidelityEn
     if not count or not math.isfinite(divergence):
         fault = "the quantized body's logits are not finite" if count else "no text token is held out"
         raise QuantizationError(fault, hint="look at the source checkpoint and at the held-out data")
+    input_range, widest_module = max(((float(m[2]), name) for name, m in twins.measured.items()), default=(0.0, None))
     return FidelityEntry(
         num_samples=len(twins.labels),
         num_tokens=count,
@@ -116,7 +132,9 @@ def finish(twins: Twins, model: Any, num_layers: int, device: Any) -> FidelityEn
         top1_agreement=_digits(agreed / count),
         perplexity=_digits(math.exp(nll / count)),
         perplexity_ratio=_digits(math.exp((nll_quantized - nll) / count)),
-        layers=_worst_modules(twins.power, num_layers),
+        input_range=_digits(input_range),
+        input_range_module=widest_module,
+        layers=_worst_modules(twins.measured, num_layers),
     )
 
 
@@ -133,6 +151,10 @@ def check_fidelity(limits: Fidelity, baked: QuantizationEntry) -> list[Finding]:
     if measured.perplexity_ratio > limits.max_perplexity_ratio:
         words = f"perplexity is {measured.perplexity_ratio:g} times the source's, over {limits.max_perplexity_ratio:g}"
         faults.append(("fidelity-perplexity", words))
+    for layer in measured.worst(1):
+        if layer.sqnr_db is not None and layer.sqnr_db < limits.min_sqnr_db:
+            words = f"{layer.module} of layer {layer.layer}: {layer.sqnr_db:g} dB < {limits.min_sqnr_db:g} dB"
+            faults.append(("fidelity-sqnr", f"signal-to-quantization-noise ratio of {words}"))
     worst = ", ".join(f"layer {layer.layer} {layer.sqnr_db:g} dB ({layer.module})" for layer in measured.worst())
     findings = []
     for code, message in faults:
@@ -148,6 +170,10 @@ def check_fidelity(limits: Fidelity, baked: QuantizationEntry) -> list[Finding]:
         message = f"{baked.q4_0_blocks:.1%} of the source's blocks of 32 weights lie on a q4_0 grid"
         hint = "full W4A4 breaks Gemma 4 bodies without quantization-aware training; a QAT body may still be unsnapped"
         findings.append(note("body-off-grid", "body", message, hint, _SEED))
+    if measured.input_range > _WIDE:
+        where = str(measured.input_range_module)
+        message = f"held-out inputs reach {measured.input_range:g} times what calibration saw, so they are clipped"
+        findings.append(warning("calibration-narrow", where, message, "calibrate on more, or more varied, samples"))
     bare = sorted(layer.layer for layer in measured.layers if layer.module is None)
     if bare:
         message = f"nothing is quantized in layers {', '.join(map(str, bare))}"
@@ -156,30 +182,41 @@ def check_fidelity(limits: Fidelity, baked: QuantizationEntry) -> list[Finding]:
 
 
 @contextmanager
-def _captured(module: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """What goes into a Linear and what comes out, for the first tokens that pass."""
-    seen: list[tuple[Tensor, Tensor]] = []
+def _captured(module: Any) -> Iterator[Seen]:
+    """What goes into a Linear: how wide it is and, for the first tokens that pass, what comes out."""
+    import torch
+
+    seen = Seen()
 
     def capture(_: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
-        left = _CAPTURED - sum(len(value) for value, _ in seen)
+        value, output = args[0].flatten(0, -2), output.flatten(0, -2)
+        if not len(value):
+            return
+        low, high = torch.aminmax(value)
+        widest = torch.maximum(-low, high).float()
+        seen.widest = widest if seen.widest is None else torch.maximum(seen.widest, widest)
+        left = _CAPTURED - sum(len(inputs) for inputs, _ in seen.first)
         if left > 0:
-            seen.append((args[0].flatten(0, -2)[:left].clone(), output.flatten(0, -2)[:left].clone()))
+            seen.first.append((value[:left].clone(), output[:left].clone()))
 
     handle = module.register_forward_hook(capture)
     yield seen
     handle.remove()
 
 
-def _power(module: Any, seen: Sequence[tuple[Tensor, Tensor]], global_scale: Tensor) -> Tensor:
-    """[power of a Linear's output, power of its error when it computes as the bundle does], float64."""
+def _measure(module: Any, seen: Seen, global_scale: Tensor) -> Tensor:
+    """[power of a Linear's output, power of its error as the bundle computes it, range of its inputs over the one that
+    calibration saw], float64."""
     import torch
     from torch.nn.functional import linear
 
-    power = torch.zeros(2, dtype=torch.float64, device=global_scale.device)
-    for value, output in seen:
+    measured = torch.zeros(3, dtype=torch.float64, device=global_scale.device)
+    for value, output in seen.first:
         noise = linear(round_input(value, global_scale), module.weight).float() - output.float()
-        power += torch.stack([output.float().square().sum(), noise.square().sum()])
-    return power
+        measured[:2] += torch.stack([output.float().square().sum(), noise.square().sum()])
+    assert seen.widest is not None
+    measured[2] = seen.widest * global_scale.squeeze() / RANGE
+    return measured
 
 
 @contextmanager
@@ -213,10 +250,10 @@ def _log_probabilities(model: Any, hidden: Tensor) -> Tensor:
     return result
 
 
-def _worst_modules(power: Mapping[str, Tensor], num_layers: int) -> tuple[LayerFidelity, ...]:
+def _worst_modules(measured: Mapping[str, Tensor], num_layers: int) -> tuple[LayerFidelity, ...]:
     worst: dict[int, tuple[float, str]] = {}
-    for name, both in power.items():
-        signal, noise = both.tolist()
+    for name, values in measured.items():
+        signal, noise, _ = values.tolist()
         index = layer_of(name)
         if index is not None and signal > 0:
             sqnr_db = 10 * math.log10(signal / max(noise, signal * 1e-20))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bundler.errors import QuantizationError
 from bundler.gemma4 import GROUP_SIZE, fused_groups
 from bundler.quantize.nvfp4 import round_magnitude
+from bundler.scales import RANGE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,7 @@ def global_scale_of(amax: Tensor) -> Tensor:
     import torch
 
     amax = amax.reshape(1).clamp(min=torch.finfo(amax.dtype).tiny)
-    return torch.nan_to_num(448.0 * 6.0 / amax, nan=1.0, posinf=1.0, neginf=1.0).float()
+    return torch.nan_to_num(RANGE / amax, nan=1.0, posinf=1.0, neginf=1.0).float()
 
 
 def fault_of_range(amax: Mapping[str, Tensor | None]) -> None:
