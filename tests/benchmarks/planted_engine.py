@@ -21,7 +21,6 @@ from sweep_engines import make_subject, run_cells
 from bundler.checkpoint import load_json
 from bundler.engines import load_facts
 from bundler.engines.environments import Release, find_device, install
-from bundler.prompts import PROMPTS
 
 
 def main() -> None:
@@ -59,8 +58,7 @@ def measure(kind: str, faults: Sequence[planted.Fault], release: Release, out: P
         drafter = str(subject / "assistant")
         cells.append({"id": f"{kind}: {stem}", "model": str(subject), "drafter": drafter, "options": {}, **files})
     if cells:
-        environment = install(release, load_facts(), print)
-        run_cells(environment, cells, timeout_s=timeout_s, asked=(PROMPTS[0], PROMPTS[-1]), tokens=12)
+        run_cells(install(release, load_facts(), print), cells, timeout_s=timeout_s, tokens=12)
     shutil.rmtree(copies, ignore_errors=True)
 
 

@@ -55,7 +55,9 @@ FORMATS = {
     "per-layer": ("nvfp4", "bf16", "bf16-full", "nvfp4-full"),
     "unified": ("nvfp4", "bf16"),
 }
-TOKENS = 24
+ASKED = (PROMPTS[0], PROMPTS[-1])
+"""Text, and a chat with an image."""
+TOKENS = 16
 OPTIONS = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 4096}
 _HARNESS = {
     "HF_HUB_OFFLINE": "1",
@@ -148,7 +150,7 @@ def run_cells(
     cells: Sequence[dict[str, Any]],
     *,
     timeout_s: float,
-    asked: Sequence[Prompt] = PROMPTS,
+    asked: Sequence[Prompt] = ASKED,
     tokens: int = TOKENS,
 ) -> None:
     """Run cells in a release's environment, through the guard: when this process ends, so do they."""
