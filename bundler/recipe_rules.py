@@ -20,7 +20,10 @@ DATASET_SUFFIXES = (".jsonl", ".parquet")
 _SEGMENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _MAX_ID_LENGTH = 96  # this and the segment: huggingface_hub's validate_repo_id
 _DRAFT_METHOD_WORDS = ("eagle-", "eagle3", "dflash", "dspark")
-_WEIGHT_OBSERVERS = ("memoryless_minmax", "memoryless_mse")
+_WEIGHT_OBSERVERS = (
+    *("memoryless_minmax", "memoryless_mse", "imatrix_mse"),
+    *("nvfp4_expanded_mse", "nvfp4_expanded_imatrix"),
+)
 _INPUT_OBSERVERS = ("static_minmax", "minmax")
 
 

@@ -24,12 +24,17 @@ from torch import nn
 from train_tiny import STEPS, answer, decoder_linears, encode
 
 SEED = 77
+OBSERVERS = (
+    *("memoryless_minmax", "memoryless_mse", "imatrix_mse"),
+    *("nvfp4_expanded_mse", "nvfp4_expanded_imatrix"),
+)
 _RECIPE = """edition = 1
 name = "{name}"
 [body]
 model = "./{body}"
 [quantization]
 compute = "exact"
+weight_observer = "{observer}"
 [calibration]
 dataset = "calibration.jsonl"
 num_samples = {samples}
@@ -79,13 +84,13 @@ class Drafting:
         return [count / max(1, self.rounds) for count in self.accepted]
 
 
-def bake(out: Path, body: str, samples: int, heldout: int) -> Path:
+def bake(out: Path, body: str, samples: int, heldout: int, observer: str = "memoryless_minmax") -> Path:
     """OUT/body as an NVFP4 bundle, baked by bundler from a recipe; returns its folder."""
     from bundler import recipe
     from bundler.build import build
 
     path = out / f"{body}.toml"
-    text = _RECIPE.format(name=f"{body}-nvfp4", body=body, samples=samples, heldout=heldout)
+    text = _RECIPE.format(name=f"{body}-nvfp4", body=body, samples=samples, heldout=heldout, observer=observer)
     path.write_text(text, encoding="utf-8")
     shutil.rmtree(out / f"{body}-nvfp4", ignore_errors=True)
     return build(recipe.load(path), out).folder
@@ -264,6 +269,21 @@ def measure(out: Path, *, few: bool = False) -> None:
     print(text)
 
 
+def measure_observers(out: Path, *, few: bool = False) -> None:
+    """Bake OUT/body with every weight observer, and add to OUT/RESULTS.md what the gate measures of each."""
+    from bundler import manifest
+
+    text = _OBSERVERS
+    for observer in OBSERVERS:
+        folder = bake(out, "body", 2 if few else 42, 2 if few else 24, observer)
+        found = manifest.load(folder).quantization.fidelity
+        figures = f"{found.kl_divergence} | {found.top1_agreement:.2%} | {found.perplexity_ratio} | "
+        text += f"| `{observer}` | {figures}{found.worst(1)[0].sqnr_db} |\n"
+    results = out / "RESULTS.md"
+    before, _, after = results.read_text(encoding="utf-8").partition(_HOW)
+    results.write_text(before.partition(_OBSERVERS)[0] + text + _HOW + after, encoding="utf-8")
+
+
 def _say(
     bodies: dict[str, Any], tokenizer: Any, questions: Sequence[Document], max_new_tokens: int
 ) -> list[tuple[str, str, str]]:
@@ -310,6 +330,15 @@ less when it reaches a stop token).
 | body | drafter | language | rate | length | by position | rounds |
 |---|---|---|---|---|---|---|
 """
+_OBSERVERS = """
+## Weight observers
+What the gate of `bundle build` measures of the NVFP4 body, on the 24 conversations that ship, for each of
+llm-compressor's observers that NVFP4 weights can have.
+
+| `weight_observer` | KL divergence, nats a token | same likeliest token | perplexity ratio | noisiest layer, dB |
+|---|---|---|---|---|
+"""
+_HOW = "\n## How\n"
 _MADE = {"body and twin": "body", "drafter": "drafter", "other body": "other/body", "its drafter": "other/drafter"}
 Table = dict[tuple[str, ...], Any]
 
@@ -359,7 +388,7 @@ def _judge_qat(fidelity: dict[str, tuple[float, float]]) -> str:
 def _render_how(out: Path) -> str:
     from bundler.quantize.environment import versions
 
-    text = "\n## How\n| what | seed | steps | rows x tokens a step | on | s | torch | transformers |\n"
+    text = f"{_HOW}| what | seed | steps | rows x tokens a step | on | s | torch | transformers |\n"
     text += "|---|---|---|---|---|---|---|---|\n"
     for what, name in _MADE.items():
         made = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))

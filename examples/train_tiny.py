@@ -560,24 +560,28 @@ def train(out: Path, settings: Settings) -> None:
 
 
 def main() -> None:
-    """Command line: OUT [--smoke] [--only train|measure]."""
+    """Command line: OUT [--smoke] [--only train|measure|observers]."""
     parser = argparse.ArgumentParser(description="Train the tiny Gemma 4 family and measure it.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--smoke", action="store_true", help="a few steps, on a CPU, for tests")
     parser.add_argument(
-        "--only", choices=("train", "measure"), help="one half: where there is a GPU, or llm-compressor"
+        "--only", choices=("train", "measure", "observers"), help="one part: training wants a GPU, the rest does not"
     )
     arguments = parser.parse_args()
     settings = Settings()
     if arguments.smoke:
         settings = SMOKE
         torch.set_num_threads(1)  # such small products are slower on more
-    if arguments.only != "measure":
+    if arguments.only in (None, "train"):
         train(arguments.out, settings)
-    if arguments.only != "train":
+    if arguments.only in (None, "measure"):
         from measure_tiny import measure
 
         measure(arguments.out, few=arguments.smoke)
+    if arguments.only in (None, "observers"):
+        from measure_tiny import measure_observers
+
+        measure_observers(arguments.out, few=arguments.smoke)
 
 
 if __name__ == "__main__":

@@ -147,15 +147,26 @@ def test_fast_mode_differs_by_rounding_alone(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ignore_and_observers_are_llm_compressors(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "observer"),
+    [
+        ("moe", "memoryless_mse"),
+        ("dense", "imatrix_mse"),
+        pytest.param("dense", "nvfp4_expanded_mse", marks=pytest.mark.slow),
+        pytest.param("moe", "nvfp4_expanded_imatrix", marks=pytest.mark.slow),
+    ],
+)
+def test_ignore_and_observers_are_llm_compressors(
+    tiny: Callable[[str], Path], kind: str, observer: str, tmp_path: Path
+) -> None:
     """The recipe's own ignore patterns (whole experts too) and observers give oneshot's bytes."""
-    extra = """[quantization]
+    extra = f"""[quantization]
 ignore = ["re:.*self_attn.*", "re:.*layers[.]1[.]experts[.]3[.].*"]
-weight_observer = "memoryless_mse"
+weight_observer = "{observer}"
 input_observer = "minmax"
 """
     recipe = make_recipe(tmp_path / "recipe", extra)
-    body = tiny("moe") / "body"
+    body = tiny(kind) / "body"
     bake(recipe, body, tmp_path / "ours")
     oneshot(recipe, body, tmp_path / "theirs")
     assert set(tensor_bytes(tmp_path / "ours")) == set(tensor_bytes(tmp_path / "theirs"))

@@ -126,6 +126,11 @@ def run(
         tell=tell,
     )
     samples = load_samples(recipe, dataset_commit, load_processor(body.folder))
+    if parallel.size() > 1 and "imatrix" in recipe.quantization.weight_observer:
+        raise QuantizationError(
+            f"{recipe.quantization.weight_observer} weighs weights by what one process saw, and there are several",
+            hint="run without torchrun, or take another quantization.weight_observer",
+        )
     if len(samples.inputs) < parallel.size():
         raise QuantizationError(
             f"{len(samples.inputs)} calibration samples cannot be shared by {parallel.size()} ranks"

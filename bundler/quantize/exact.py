@@ -83,6 +83,8 @@ def observe_inputs(
     with moe_calibration_context():
         advance()
     modifier.remove_hooks()
+    for module in modules.values():
+        module.weight_observer.detach(module)  # some weigh a weight by what it multiplies; held-out data is none of it
     observers = {name: module.input_observer for name, module in modules.items()}
     for observer in observers.values():
         if observer.has_statistics:
