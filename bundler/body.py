@@ -157,7 +157,9 @@ def check_side_files(body: Source) -> list[Finding]:
     except SourceError as exc:
         findings.append(error("json-unreadable", "tokenizer.json", str(exc), exc.hint))
     findings += sidefiles.check_tokenizer(tokenizer, settings, vocabulary, body.config)
-    findings += sidefiles.check_processor(parsed.get("processor_config.json", {}), body.config)
+    if processor := parsed.get("processor_config.json") or parsed.get("preprocessor_config.json"):
+        completed = sidefiles.complete_vision(body.config, processor)
+        findings += sidefiles.check_completed(body.config, completed) + sidefiles.check_processor(processor, completed)
     if "tokenizer_config.json" in parsed:
         findings += sidefiles.check_chat_template(names, settings)
     if "generation_config.json" in parsed:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bundler import __version__, card, card_checks, drafter, hub, licence, manifest, quantize, verify
+from bundler import __version__, card, card_checks, drafter, hub, licence, manifest, quantize, sidefiles, verify
+from bundler.checkpoint import load_json
 from bundler.engines import Box
 from bundler.errors import (
     BundlerError,
@@ -229,7 +230,8 @@ def _write_side_files(recipe: Recipe, plan: Plan, body: Source, bundle: Path) ->
     for file in body.files:
         if _SIDE_FILES.fullmatch(file.path):
             shutil.copyfile(body.folder / file.path, bundle / file.path)
-    config, _ = to_published_schema(body.config)
+    processor = next(bundle / name for name in sidefiles.PROCESSORS if (bundle / name).is_file())
+    config = sidefiles.complete_vision(to_published_schema(body.config)[0], load_json(processor))
     config["quantization_config"] = quantize.make_quantization_config(recipe.quantization, plan.layout.ignore)
     _write(bundle / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     _write(bundle / "recipe.toml", recipe.text)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bundler.errors import CompatibilityError
-from bundler.findings import Finding, error, warning
+from bundler.findings import Finding, error, note, warning
 from bundler.gemma4 import find_kind, is_ignored, linear_shapes, make_ignore
 from bundler.inventory import body_shapes, check_geometry
 
 FORMAT = "nvfp4-pack-quantized"
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _ARCHITECTURES = {
     "gemma4": "Gemma4ForConditionalGeneration",
     "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
@@ -23,6 +24,7 @@ _QUANTIZATION: Mapping[str, object] = {
     "kv_cache_scheme": None,
 }
 _SOFT_TOKENS = {"gemma4": "default_output_length", "gemma4_unified": "num_soft_tokens"}
+_NO_TOKENS = "vLLM #45039, #45070"
 _NUMBERS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
 _SCHEME = {"weights": {**_NUMBERS, "dynamic": False}, "input_activations": {**_NUMBERS, "dynamic": "local"}}
 _END_OF_TURN = "<turn|>"
@@ -58,10 +60,6 @@ def _check_vision(config: Mapping[str, Any]) -> list[Finding]:
     if not isinstance(vision, Mapping):
         return []
     findings = []
-    key = _SOFT_TOKENS[config["model_type"]]
-    if key not in vision:
-        message = "is missing: vLLM takes the number of an image's tokens from it, and transformers 5.17 drops it"
-        findings.append(warning("vision-tokens-missing", f"config.json: vision_config.{key}", message))
     rope = vision.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("rope_type") == "axial":
         message = 'is "axial", which transformers <= 5.16.1 refuses; Google publishes "default" for the same thing'
@@ -193,17 +191,42 @@ def check_tokenizer(
 
 
 def check_processor(processor: Mapping[str, Any], config: Mapping[str, Any]) -> list[Finding]:
-    """Whether the processor cuts images into as many tokens as config.json promises the engine."""
+    """Whether config.json promises the engine as many tokens of an image as the processor cuts it into."""
+    vision, key = config.get("vision_config"), _SOFT_TOKENS.get(str(config.get("model_type")))
+    if not isinstance(vision, Mapping) or key is None:
+        return []
+    where, hint = f"config.json: vision_config.{key}", "take the number from the processor's max_soft_tokens"
+    if key not in vision:
+        message = "is missing: vLLM asks for the number of an image's tokens, and does not start"
+        return [error("vision-tokens-missing", where, message, hint, _NO_TOKENS)]
+    have, want = _max_soft_tokens(processor), vision[key]
+    if have is None or have == want:
+        return []
+    message = f"is {want}, the processor's max_soft_tokens is {have}: vLLM stops at the first image"
+    return [error("vision-tokens-differ", where, message, hint)]
+
+
+def complete_vision(config: Mapping[str, Any], processor: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the number of an image's tokens where only the processor says it, as in Google's 12B QAT."""
+    vision, key = config.get("vision_config"), _SOFT_TOKENS.get(str(config.get("model_type")))
+    tokens = _max_soft_tokens(processor)
+    if not isinstance(vision, Mapping) or key is None or key in vision or tokens is None:
+        return dict(config)
+    return {**config, "vision_config": {**vision, key: tokens}}
+
+
+def check_completed(config: Mapping[str, Any], completed: Mapping[str, Any]) -> list[Finding]:
+    """Whether a source needed `complete_vision`."""
+    if config == completed:
+        return []
+    message = "does not say how many tokens an image takes, and vLLM would not start: the processor's number is added"
+    return [note("vision-tokens-completed", "config.json: vision_config", message, source=_NO_TOKENS)]
+
+
+def _max_soft_tokens(processor: Mapping[str, Any]) -> int | None:
     image = processor.get("image_processor", processor)
-    vision = config.get("vision_config")
-    if not isinstance(image, Mapping) or not isinstance(vision, Mapping):
-        return []
-    key = _SOFT_TOKENS.get(str(config.get("model_type")), "")
-    have, want = image.get("max_soft_tokens"), vision.get(key)
-    if have is None or want is None or have == want:
-        return []
-    message = f"vision_config.{key} is {want}, the processor's max_soft_tokens is {have}"
-    return [warning("vision-tokens-differ", "config.json", message)]
+    tokens = image.get("max_soft_tokens") if isinstance(image, Mapping) else None
+    return tokens if isinstance(tokens, int) else None
 
 
 def check_presence(present: Iterable[str]) -> list[Finding]:
@@ -219,7 +242,7 @@ def check_presence(present: Iterable[str]) -> list[Finding]:
         "LICENSE": "nobody knows what they may do with it",
         "recipe.toml": "nobody can build it again",
     }
-    if not names & {"processor_config.json", "preprocessor_config.json"}:
+    if names.isdisjoint(PROCESSORS):
         needed["processor_config.json"] = "no engine starts a multimodal body without it"
     return [
         error("side-file-missing", name, f"is missing: {why}", "copy it from the source, or build the bundle again")

@@ -46,6 +46,7 @@ EXPERTS = f"{LAYERS}.0.experts"
 QUANTIZATION = (CONFIG, "quantization_config")
 GROUP = (*QUANTIZATION, "config_groups", "group_0")
 TEXT = (OWN, "text_config")
+SOFT_TOKENS = ("default_output_length", "num_soft_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,6 +311,11 @@ FILES = [
     _fault("a layer less by config", "tensor-unexpected",
            edit_json(CONFIG, last_layer_gone), ("dense", "moe", "unified")),
     _fault("untied by config, without a head", "head-missing", put(CONFIG, "tie_word_embeddings", value=False)),
+    _fault("no number of an image's tokens", "vision-tokens-missing",
+           edit_json(CONFIG, lambda c: [c["vision_config"].pop(key, None) for key in SOFT_TOKENS])),
+    _fault("another number of an image's tokens", "vision-tokens-differ",
+           edit_json(CONFIG, lambda c: c["vision_config"].update(
+               {key: 4 * c["vision_config"][key] for key in SOFT_TOKENS if key in c["vision_config"]}))),
     _fault("one stop token", "stop-tokens", put("generation_config.json", "eos_token_id", value=1)),
     _fault("no generation config", "side-file-missing", remove("generation_config.json")),
     _fault("no tokenizer", "side-file-missing", remove("tokenizer.json")),

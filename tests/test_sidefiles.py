@@ -11,12 +11,14 @@ from bundler.findings import Finding
 from bundler.gemma4 import find_kind, make_ignore
 from bundler.sidefiles import (
     check_chat_template,
+    check_completed,
     check_config,
     check_generation,
     check_presence,
     check_processor,
     check_quantization,
     check_tokenizer,
+    complete_vision,
 )
 
 BODY, MOE, UNIFIED, PER_LAYER = (f"google/gemma-4-{size}-it" for size in ("31B", "26B-A4B", "12B", "E4B"))
@@ -50,7 +52,13 @@ def codes(findings: list[Finding]) -> list[str]:
 def test_published_configs_pass(repo: str) -> None:
     """Each published config.json with our quantization_config is without a fault; 12B QAT lacks its soft tokens."""
     config = quantized(repo)
-    assert codes(check_config(config)) == (["vision-tokens-missing"] if repo == f"{UNIFIED}{QAT}" else [])
+    assert check_config(config) == []
+    processor = {"image_processor": {"max_soft_tokens": 280}}
+    lacking = repo == f"{UNIFIED}{QAT}"
+    assert codes(check_processor(processor, config)) == (["vision-tokens-missing"] if lacking else [])
+    completed = complete_vision(config, processor)
+    assert codes(check_completed(config, completed)) == (["vision-tokens-completed"] if lacking else [])
+    assert check_processor(processor, completed) == []
     assert check_quantization(config) == []
 
 
