@@ -301,11 +301,14 @@ def _stage(stage: Path) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout as exc:
         raise QuantizationError(f"another build is at work in {stage}", hint="wait for it, or stop it") from exc
+    kept = f"what is done is kept in {stage}; the same command carries on from there"
     try:
         yield
     except BundlerError as exc:
-        kept = f"what is done is kept in {stage}; the same command carries on from there"
         exc.hint = f"{exc.hint}. {kept}" if exc.hint else kept
         raise
+    except OSError as exc:
+        message = f"cannot write {exc.filename or stage}: {exc.strerror or exc}"
+        raise QuantizationError(message, hint=f"make room on the disk; {kept}") from exc
     finally:
         lock.release()

@@ -81,7 +81,7 @@ def test_two_processes_make_the_same_bundle(bundle: Path, tmp_path: Path) -> Non
 def test_a_full_disk_loses_nothing(bundle: Path, tmp_path: Path, tiny: Callable[[str], Path]) -> None:
     """A build that may write no more ends with an error; with room again it carries on and ends in the same bytes."""
     limited = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (900_000, 900_000));"
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000));"
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"sys.argv = ['bundle', 'build', {str(RECIPE)!r}, '--out', {str(tmp_path)!r}];"
         "from bundler.cli import main; main()"

@@ -106,6 +106,24 @@ def test_what_is_too_large_goes_to_a_file() -> None:
     assert room_bytes(MACHINE) == 7.5 * GB
 
 
+def test_what_is_spilled_has_its_room_on_the_disk_before_it_is_used(tmp_path: Path) -> None:
+    """Memory that is mapped from a sparse file would end the process where the disk is full; and shards keep theirs."""
+    import torch
+
+    from bundler.quantize.memory import Room
+    from bundler.quantize.writer import reserve
+
+    made = Room(device=torch.device("cpu"), limit_bytes=0, folder=tmp_path).make("hidden", 1000, 64, torch.bfloat16)
+    assert made.shape == (1000, 64)
+    assert (tmp_path / "hidden.bin").stat().st_blocks * 512 >= made.nbytes
+    (tmp_path / "shard").write_bytes(b"kept")
+    reserve(tmp_path / "shard", 1 << 20)
+    assert (tmp_path / "shard").stat().st_size == 1 << 20
+    assert (tmp_path / "shard").read_bytes()[:5] == b"kept\0"
+    with pytest.raises(OSError, match="space"):
+        reserve(tmp_path / "shard", 1 << 50)
+
+
 def test_every_expert_is_calibrated() -> None:
     """In the 26B-A4B every token passes all 128 experts, so all weights count, not the active ones."""
     assert published("26B-A4B").flops > 2 * 24_483_430_400 * 524_288

@@ -6,7 +6,7 @@ Reading the next layer and writing the last one go on beside the forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -99,8 +99,9 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
     model = stream.load_model(bake.body.folder, bake.mode.ATTENTION)
     with ExitStack() as around:
         around.enter_context(stream.quiet_libraries())
-        reading, writing = (around.enter_context(ThreadPoolExecutor(1)) for _ in range(2))
-        written = writing.submit(_copy_outside, bake)
+        reading, writing, copying = (around.enter_context(ThreadPoolExecutor(1)) for _ in range(3))
+        copied = copying.submit(_copy_outside, bake)
+        written: Future[None] | None = None
         conditions = around.enter_context(ExitStack())
         conditions.enter_context(bake.mode.forward_conditions(model))
         modules = stream.take_layers(model)
@@ -125,7 +126,8 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
                         layer.module, index, layer.linears, bake.quantization, bake.layout.ignore, go
                     )
                     packed = _pack(bake, layer, scales)
-                    written.result()
+                    if written is not None:
+                        written.result()
                     written = writing.submit(_write, bake, layer.unit, packed)
                     if parallel.size() > 1:
                         written.result()
@@ -139,7 +141,9 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
                         grid = [grid[0] + found, grid[1] + looked]
                     fidelity.advance(heldout, index, layer.module, layer.linears, packed, bake.place)
             counter.layer_done(index)
-        written.result()
+        if written is not None:
+            written.result()
+        copied.result()
         conditions.close()
         if parallel.rank() != 0:
             return None
@@ -204,7 +208,7 @@ def _load(bake: Bake, modules: list[Any], index: int) -> Layer:
     module, modules[index] = modules[index], None
     device = bake.place[0]
     with torch.no_grad():
-        bake.mode.linearize_experts(module)
+        bake.mode.prepare(module)
         if device.type == "cuda":
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.data = tensor.data.to(device)

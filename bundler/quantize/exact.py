@@ -36,7 +36,7 @@ def forward_conditions(model: Any) -> Iterator[None]:
         yield
 
 
-def linearize_experts(layer: Any) -> None:
+def prepare(layer: Any) -> None:
     """Replace a layer's 3-D expert parameters by one Linear per projection, as llm-compressor does."""
     from llmcompressor.modeling.moe.linear_experts import LinearExperts2D
     from llmcompressor.modeling.moe.linearize import get_non_linearized_moes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bundler.errors import QuantizationError, RecipeError
+from bundler.quantize.writer import reserve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,7 @@ class Room:
             return torch.empty(rows, width, dtype=dtype)
         path = self.folder / f"{name}.bin"
         path.unlink(missing_ok=True)
+        reserve(path, nbytes)  # a full disk would end a process that writes to mapped memory
         return torch.from_file(str(path), shared=True, size=rows * width, dtype=dtype).view(rows, width)
 
 

@@ -91,6 +91,8 @@ class Stream:
     """(samples, tokens) of each batch."""
     calls: list[list[tuple[bool, dict[str, Any]]]] = field(default_factory=list)
     """Batch → layer → whether it takes per-layer inputs, and its other arguments."""
+    shares_kv: bool = False
+    """Whether later layers read the keys and values of earlier ones (E2B/E4B)."""
 
     def rows(self, batch: int) -> slice:
         """Where a batch is in `hidden`."""
@@ -104,7 +106,7 @@ def start(model: Any, num_layers: int, batches: Sequence[Inputs], room: Room, na
     from torch import nn
 
     total = sum(batch["input_ids"].numel() for batch in batches)
-    stream, pool = Stream(), _Pool()
+    stream, pool = Stream(shares_kv=model.config.get_text_config().num_kv_shared_layers > 0), _Pool()
 
     class Recorder(nn.Module):
         def __init__(self, index: int) -> None:
@@ -152,6 +154,8 @@ def advance(stream: Stream, index: int, layer: Any, place: tuple[Any, Any], tell
             arguments.append(part.view(samples, tokens, -1))
         out = layer(*_to(arguments, place), **_to(kwargs, place))
         hidden[rows] = out.flatten(0, 1).to(hidden.dtype)
+        if not stream.shares_kv:
+            kwargs["shared_kv_states"].clear()  # the last layers leave theirs there for nobody
         tell(samples * tokens)
 
 

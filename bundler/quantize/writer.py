@@ -16,10 +16,17 @@ _CHUNK_BYTES = 1 << 24
 def allocate(folder: Path, shards: Iterable[Shard]) -> None:
     """Give every shard its header and full size, keeping what an earlier run already wrote into it."""
     for shard in shards:
-        with (folder / shard.file).open("ab") as file:
-            file.truncate(shard.nbytes)
+        reserve(folder / shard.file, shard.nbytes)
         with (folder / shard.file).open("r+b") as file:
             file.write(shard.header)
+
+
+def reserve(path: Path, nbytes: int) -> None:
+    """Have a file with that much room on its disk, keeping what it holds; OSError at once if there is none."""
+    with path.open("ab") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+        file.truncate(nbytes)
 
 
 def write_tensor(folder: Path, tensor: Tensor, data: memoryview) -> None:
