@@ -107,7 +107,7 @@ def test_what_is_too_large_goes_to_a_file() -> None:
 
 
 def test_what_is_spilled_has_its_room_on_the_disk_before_it_is_used(tmp_path: Path) -> None:
-    """Memory that is mapped from a sparse file would end the process where the disk is full; and shards keep theirs."""
+    """Memory mapped from a sparse file would end the process where the disk is full; what a shard holds stays."""
     import torch
 
     from bundler.quantize.memory import Room
@@ -120,7 +120,7 @@ def test_what_is_spilled_has_its_room_on_the_disk_before_it_is_used(tmp_path: Pa
     reserve(tmp_path / "shard", 1 << 20)
     assert (tmp_path / "shard").stat().st_size == 1 << 20
     assert (tmp_path / "shard").read_bytes()[:5] == b"kept\0"
-    with pytest.raises(OSError, match="space"):
+    with pytest.raises(OSError, match="too large|space"):
         reserve(tmp_path / "shard", 1 << 50)
 
 
