@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between the attempts at something that the Hub was too busy for."""
 SILENCE_S = 60.0
 """How long the Hub may say nothing; the client itself would wait for ever for an answer that does not come."""
+_GUARDING = threading.Lock()
 _MAX_TOLD_WAIT_S = 300.0  # the Hub counts requests in windows of five minutes
 
 
@@ -181,11 +183,12 @@ def _guard_sessions() -> None:
     """
     from huggingface_hub import get_session, set_client_factory
 
-    session: Any = get_session()
-    kind, hooks = type(session), session.event_hooks
-    if _set_limit not in hooks["request"]:
-        hooks = {**hooks, "request": [*hooks["request"], _set_limit, _keep_token]}
-        set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=None))
+    with _GUARDING:  # a second factory would take the session away from a thread that is at work with it
+        session: Any = get_session()
+        kind, hooks = type(session), session.event_hooks
+        if _set_limit not in hooks["request"]:
+            hooks = {**hooks, "request": [*hooks["request"], _set_limit, _keep_token]}
+            set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=None))
 
 
 def _set_limit(request: Any) -> None:
