@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -241,8 +242,9 @@ def quiet_libraries() -> Iterator[None]:
 
 @contextmanager
 def _quiet_loguru() -> Iterator[None]:
+    os.environ.setdefault("LLM_COMPRESSOR_LOG_DISABLED", "true")  # else it speaks on stdout while it is imported
     try:
-        import llmcompressor  # noqa: F401  (switches its logger on when imported)
+        import llmcompressor  # noqa: F401
         from loguru import logger
     except ImportError:
         yield
