@@ -138,3 +138,14 @@ def test_inputs_are_rounded_as_at_run_time(data: st.DataObject) -> None:
     scale, zero = compute_dynamic_scales_and_zp(value, args, torch.nn.Module(), global_scale)
     theirs = fake_quantize(value, scale, zero, args, global_scale=global_scale)
     assert torch.equal(round_input(value, global_scale), theirs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_packs_the_same_bytes() -> None:
+    """Also where weights lie on a q4_0 grid, whose ties a division by a number would miss on a GPU."""
+    generator = torch.Generator().manual_seed(1)
+    levels = torch.randint(-8, 8, (257, 512), generator=generator)
+    for scale in (torch.rand(257, 1, generator=generator) * 0.01, torch.full((257, 1), 2.0**-7)):
+        weight = (levels * scale).bfloat16()
+        packed = {name: tensor.cpu() for name, tensor in pack({"model.mlp.down_proj": weight.cuda()})}
+        assert raw(packed) == raw(dict(pack({"model.mlp.down_proj": weight})))

@@ -135,10 +135,14 @@ def _pack_one(weight: Tensor, amax: Tensor, global_scale: float) -> tuple[Tensor
 def _pack_rows(weight: Tensor, amax: Tensor, global_scale: float) -> tuple[Tensor, Tensor]:
     import torch
 
-    group = (amax.view(torch.bfloat16) / 6).float() * global_scale
+    six, whole = (  # by a number a GPU does not divide: it multiplies by the reciprocal, and misses ties
+        torch.tensor(6, dtype=torch.bfloat16, device=weight.device),
+        torch.tensor(global_scale, dtype=torch.float32, device=weight.device),
+    )
+    group = (amax.view(torch.bfloat16) / six).float() * whole
     codes = group.clamp(max=448).to(torch.float8_e4m3fn).view(torch.uint8)
     codes = torch.where(codes == 0, torch.tensor(0x20, dtype=torch.uint8, device=codes.device), codes)
-    step = codes.view(torch.float8_e4m3fn).float() / global_scale
+    step = codes.view(torch.float8_e4m3fn).float() / whole
     ratio = weight.float().abs().view(*step.shape, GROUP_SIZE) / step[..., None]
     negative = (weight.view(torch.int16).view_as(ratio) < 0) & (ratio > 0)
     nibble = (round_magnitude(ratio) | (negative.to(torch.uint8) << 3)).view(weight.shape)
