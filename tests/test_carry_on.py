@@ -78,6 +78,39 @@ def test_two_processes_make_the_same_bundle(bundle: Path, tmp_path: Path) -> Non
     assert verify(tmp_path / "tiny-31b") == []
 
 
+def child_of_rank(parent: int, rank: int) -> int:
+    """The process id of a rank that a launcher started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            wanted = f"RANK={rank}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if wanted and (folder / "stat").read_text().rsplit(")", 1)[1].split()[1] == str(parent):
+                return int(folder.name)
+        except OSError:
+            continue
+    raise LookupError(f"no rank {rank} under {parent}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_dies_ends_the_run_and_the_next_carries_on(bundle: Path, tmp_path: Path) -> None:
+    """The launcher says which rank it was; one process alone finishes what both began, in the same bytes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "bundler", "build", str(RECIPE), "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [*launch, *command], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    journal = tmp_path / ".tiny-31b.stage" / "journal.jsonl"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and '"layer 0"' in journal.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(child_of_rank(process.pid, 1), signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "rank      : 1" in said
+    assert not (tmp_path / "tiny-31b").exists()
+    subprocess.run([sys.executable, *command], env=environment(), check=True, capture_output=True)
+    same_files(tmp_path / "tiny-31b", bundle)
+
+
 def test_a_full_disk_loses_nothing(bundle: Path, tmp_path: Path, tiny: Callable[[str], Path]) -> None:
     """A build that may write no more ends with an error; with room again it carries on and ends in the same bytes."""
     limited = (

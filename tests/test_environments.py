@@ -75,8 +75,10 @@ def test_every_release_that_was_tried_can_be_installed() -> None:
 
 
 def test_weight_tracking_is_on_where_it_is_right() -> None:
-    """Before 0.30 the engine's own tracking also asks for K and V that E2B/E4B never use: there ours looks alone."""
-    for version, shared_kv, expected in (("0.22.1", True, 0), ("0.22.1", False, 2), ("0.32.0", True, 2)):
+    """Before 0.30 the engine's own tracking also asks for K and V that E2B/E4B never use, and 0.20.2 has none: there
+    ours looks alone."""
+    cases = (("0.20.2", False, 0), ("0.22.1", True, 0), ("0.22.1", False, 2), ("0.32.0", True, 2))
+    for version, shared_kv, expected in cases:
         release = Release(engine="vllm", version=version, device="cpu")
         assert len(environments.tracking_args(release, shared_kv=shared_kv)) == expected
 

@@ -139,9 +139,8 @@ def load_device(name: str) -> Device:
 def tracking_args(release: Release, *, shared_kv: bool) -> tuple[str, ...]:
     """The arguments that turn the engine's own weight tracking on, where this release's is right about the body."""
     table = _document()["tracking"]
-    if shared_kv and not SpecifierSet(table["versions_with_shared_kv"]).contains(release.version, prereleases=True):
-        return ()
-    return tuple(table["args"])
+    versions = SpecifierSet(table["versions_with_shared_kv" if shared_kv else "versions"])
+    return tuple(table["args"]) if versions.contains(release.version, prereleases=True) else ()
 
 
 def _document() -> dict[str, Any]:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
-_GPU_ROWS = 4096
-"""Rows dequantized at a time on a GPU, so that temporaries stay small."""
+_ROWS = 4096
+"""Rows dequantized at a time, so that temporaries stay small."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -33,20 +33,27 @@ def dequantize(tensors: Mapping[str, Tensor], name: str, dtype: Any) -> Tensor:
 
     packed = tensors[f"{name}.weight_packed"]
     step = tensors[f"{name}.weight_scale"].float() / tensors[f"{name}.weight_global_scale"]
+    weight = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=dtype, device=packed.device)
+    for row in range(0, len(weight), _ROWS):
+        part = slice(row, row + _ROWS)
+        weight[part] = _dequantize_rows(packed[part], step[part])
+    return weight
+
+
+def _dequantize_rows(packed: Tensor, step: Tensor) -> Tensor:
+    """float32 [rows, columns] from e2m1 pairs [rows, columns/2] and the step of each group [rows, columns/16]."""
+    import torch
+
     if not packed.is_cuda:
         from bundler.quantize import kernels
 
         out = torch.empty(packed.shape[0], 2 * packed.shape[1])
         kernels.dequantize(packed.numpy(), step.numpy(), out.numpy())
-        return out.to(dtype)
+        return out
     values = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=packed.device)
-    weight = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=dtype, device=packed.device)
-    for row in range(0, len(weight), _GPU_ROWS):
-        part = slice(row, row + _GPU_ROWS)
-        nibbles = torch.stack([packed[part] & 15, packed[part] >> 4], dim=-1)
-        value = values[nibbles.view(-1, step.shape[1], GROUP_SIZE).int()]
-        weight[part] = (value * step[part, :, None]).flatten(1)
-    return weight
+    nibbles = torch.stack([packed & 15, packed >> 4], dim=-1)
+    value = values[nibbles.view(-1, step.shape[1], GROUP_SIZE).int()]
+    return (value * step[..., None]).flatten(1)
 
 
 def round_input(value: Tensor, global_scale: Tensor) -> Tensor:

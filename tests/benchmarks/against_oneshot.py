@@ -1,6 +1,6 @@
 """Side by side with llm-compressor's own way: load the whole model, `oneshot` with its defaults, save it packed.
 
-    python tests/benchmarks/against_oneshot.py FOLDER [--layers 2] [--samples 4] [--tokens 256]
+    python tests/benchmarks/against_oneshot.py FOLDER [--layers 8] [--samples 4] [--tokens 256]
 
 A body of the 31B's real width with random weights, the same calibration samples for both, each in a process of its
 own. Seconds are of the whole process but imports; memory is anonymous, the most that either process had.
@@ -33,7 +33,7 @@ def main() -> None:
     """Command line; with --side, one of the two."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--side", choices=("oneshot", "bundler"))
@@ -43,8 +43,8 @@ def main() -> None:
         return
     source = make_source(BODY, arguments.folder / "body", arguments.layers, "cpu")
     write_conversations(arguments.folder / "calibration.jsonl", arguments.samples + 1, arguments.tokens)
-    text = RECIPE.format(compute="fast", samples=arguments.samples, tokens=arguments.tokens, heldout=1)
-    recipe = parse(text, arguments.folder)
+    sizes = {"samples": arguments.samples, "tokens": arguments.tokens, "heldout": 1, "heldout_tokens": 32}
+    recipe = parse(RECIPE.format(compute="fast", **sizes), arguments.folder)
     out = arguments.folder / arguments.side
     out.mkdir(exist_ok=True)
     with peak_memory() as peak:

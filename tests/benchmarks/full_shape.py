@@ -47,7 +47,7 @@ num_samples = {samples}
 max_seq_length = {tokens}
 [fidelity]
 num_samples = {heldout}
-max_seq_length = 512
+max_seq_length = {heldout_tokens}
 [drafter]
 model = "./drafter"
 """
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--heldout", type=int, default=8)
+    parser.add_argument("--heldout-tokens", type=int, default=512)
     parser.add_argument("--memory-limit")
     arguments = parser.parse_args()
     import torch
@@ -191,7 +192,11 @@ def main() -> None:
     )
     recipe = parse(
         RECIPE.format(
-            compute=arguments.compute, samples=arguments.samples, tokens=arguments.tokens, heldout=arguments.heldout
+            compute=arguments.compute,
+            samples=arguments.samples,
+            tokens=arguments.tokens,
+            heldout=arguments.heldout,
+            heldout_tokens=arguments.heldout_tokens,
         ),
         arguments.folder,
     )

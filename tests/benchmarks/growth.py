@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("full_shape.py")
 
 def measure(folder: Path, layers: int, samples: int, tokens: int) -> tuple[float, float, float]:
     """(seconds of the whole bake, of its forward, anonymous GB at most)."""
-    options = ["--layers", layers, "--samples", samples, "--tokens", tokens, "--heldout", 1]
+    options = ["--layers", layers, "--samples", samples, "--tokens", tokens, "--heldout", 1, "--heldout-tokens", 16]
     shutil.rmtree(folder / "out", ignore_errors=True)
     command = [sys.executable, str(SCRIPT), BODY, str(folder), *map(str, options)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
