@@ -21,7 +21,7 @@ from bundler.manifest import FidelityEntry
 from bundler.quantize import exact, fast, fidelity, parallel, stream, writer
 from bundler.quantize.grid import count_on_grid
 from bundler.quantize.journal import Journal
-from bundler.quantize.memory import Room
+from bundler.quantize.memory import Room, give_back
 from bundler.quantize.nvfp4 import load_tensors
 from bundler.quantize.pack import pack
 from bundler.recipe import Quantization
@@ -140,6 +140,7 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
                         found, looked = count_on_grid(weight)
                         grid = [grid[0] + found, grid[1] + looked]
                     fidelity.advance(heldout, index, layer.module, layer.linears, packed, bake.place)
+            give_back()
             counter.layer_done(index)
         if written is not None:
             written.result()
