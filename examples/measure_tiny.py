@@ -274,7 +274,7 @@ def measure_observers(out: Path, *, few: bool = False) -> None:
     from bundler import manifest
 
     text = _OBSERVERS
-    for observer in OBSERVERS:
+    for observer in OBSERVERS[:1] if few else OBSERVERS:
         folder = bake(out, "body", 2 if few else 42, 2 if few else 24, observer)
         found = manifest.load(folder).quantization.fidelity
         figures = f"{found.kl_divergence} | {found.top1_agreement:.2%} | {found.perplexity_ratio} | "

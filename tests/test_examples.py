@@ -157,8 +157,20 @@ def test_smoke_run_makes_the_whole_family(smoke: Path) -> None:
     text = (smoke / "RESULTS.md").read_text(encoding="utf-8")
     for row in ("bf16 body (QAT)", "NVFP4 body", "NVFP4 twin", "shuffled weights", "of another body"):
         assert f"| {row} |" in text
+    assert "| `memoryless_minmax` |" in text
     assert share_on_grid(smoke / "body") == 1.0
     assert share_on_grid(smoke / "twin") < 0.01
+
+
+def test_the_twin_without_qat_is_recognised_by_its_weights(smoke: Path) -> None:
+    """The bake measures the blocks on a q4_0 grid, all of them or none, and notes it where there are none."""
+    from bundler import manifest
+
+    body, twin = (manifest.load(smoke / f"{name}-nvfp4") for name in ("body", "twin"))
+    assert body.quantization.q4_0_blocks == 1.0
+    assert twin.quantization.q4_0_blocks < 0.01
+    assert [f.code for f in twin.findings if f.code == "body-off-grid"] == ["body-off-grid"]
+    assert not [f for f in body.findings if f.code == "body-off-grid"]
 
 
 def test_drafter_is_trained_on_what_assisted_generation_feeds_it(smoke: Path) -> None:
