@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,21 @@ def test_disk_of_this_machine(device: str, found: list[str]) -> None:
     output = Place(path=Path("dist"), free_bytes=12 * GB, device=device)
     machine = dataclasses.replace(MACHINE, cache=cache, output=output)
     assert [finding.code for finding in check_machine(work, machine, refuse=True)] == found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own allocator")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """Blocks under 32 MB stay with the process when they are freed; a body of many layers would add them up."""
+    import numpy as np
+
+    from bundler.quantize.memory import anonymous_bytes, give_back
+
+    np.ones(30 << 17)  # freeing a large block makes glibc take smaller ones from its heap from now on
+    blocks = [np.ones(1 << 17) for _ in range(300)]
+    kept = blocks[::50]
+    del blocks
+    held = anonymous_bytes()
+    give_back()
+    give_back()
+    assert anonymous_bytes() < held - 150_000_000
+    assert len(kept) == 6
