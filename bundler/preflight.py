@@ -167,13 +167,14 @@ def check_limits(entries: Sequence[FileEntry]) -> list[Finding]:
 
 
 def _check_engine(shipment: Shipment) -> list[Finding]:
-    """What is known by now of the engine that the card tells people to use; more may be known than at build time."""
+    """What is known by now of the engine that the card tells people to use, beside the errors, which verify has."""
     try:
         recipe = load_bundled(shipment.root)
         parts = card.load_parts(shipment.root, shipment.manifest)
     except (BundlerError, OSError, ValueError):
         return []  # verify says what is wrong there
-    return check_serve(load_facts(), card.make_setting(recipe, parts))
+    found = check_serve(load_facts(), card.make_setting(recipe, parts))
+    return [finding for finding in found if finding.severity is not Severity.ERROR]
 
 
 def _check_hashes(shipment: Shipment, step: Step) -> list[Finding]:

@@ -331,16 +331,3 @@ def print_matrix(lines: Iterable[Line], first: str | None) -> None:
         print_result("none of these releases runs it all", *([f"the first that does is {first}"] if first else []))
     elif first:
         print_result(f"the first release that runs it all is {first}")
-
-
-def _labelled(*rows: tuple[str, str, str]) -> Table:
-    """Label, value, and what there is to say of it on a line below."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value, remark in rows:
-        text = Text(value)
-        if remark:
-            text.append(f"\n{remark}", "dim")
-        table.add_row(f"{label:<11}", text)
-    return table
