@@ -9,7 +9,7 @@ import click
 from bundler.cli.edge import JSON, RECIPE, error_boundary, to_dicts
 
 
-@click.command()
+@click.command(short_help="Write a recipe for a checkpoint")
 @click.argument("body")
 @click.option("--drafter", help="The drafter; by default the one that belongs to the body.")
 @click.option("--dataset", help="Calibration data; by default ultrachat, or calibration.jsonl beside a local body.")
@@ -31,7 +31,7 @@ def init(body: str, drafter: str | None, dataset: str | None, out: Path | None) 
         )
 
 
-@click.command()
+@click.command(short_help="What a recipe will do, and what would fail")
 @RECIPE
 @click.option("--target", metavar="BOX", help="Plan for serving on this box: 4x16GB, 2x24GB, 1xH200.")
 @click.option(
@@ -59,7 +59,7 @@ def plan(recipe: Path, target: str | None, changes: tuple[str, ...], as_json: bo
         refuse(made)
 
 
-@click.command()
+@click.command(short_help="Make the bundle of a recipe")
 @RECIPE
 @click.option(
     "--out",
@@ -107,7 +107,7 @@ def build(recipe: Path, out: Path, replace: bool, device: str, memory_limit: str
         )
 
 
-@click.command()
+@click.command(short_help="Render the card again, or preview it")
 @click.argument("source", metavar="BUNDLE|RECIPE", type=click.Path(path_type=Path))
 @click.option("--preview", is_flag=True, help="Print the card instead of writing it.")
 def card(source: Path, preview: bool) -> None:
@@ -126,7 +126,7 @@ def card(source: Path, preview: bool) -> None:
             printing.print_result(f"{source / 'README.md'} is written")
 
 
-@click.command()
+@click.command(short_help="What differs between two bundles or recipes")
 @click.argument("left", metavar="A")
 @click.argument("right", metavar="B")
 @JSON

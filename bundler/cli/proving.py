@@ -9,7 +9,7 @@ import click
 from bundler.cli.edge import BUNDLE, JSON, error_boundary, to_dicts
 
 
-@click.command()
+@click.command(short_help="Serve a bundle with a real engine, and judge it")
 @BUNDLE
 @click.option("--engine", metavar="NAME==VERSION", help="vllm==0.32.0; the newest the recipe allows by default.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is a GPU, else cpu.")
@@ -53,7 +53,7 @@ def prove(
             )
 
 
-@click.group()
+@click.group(short_help="Engine environments, and which release runs what")
 def engines() -> None:
     """The engines' own environments, and what is known of their releases."""
 

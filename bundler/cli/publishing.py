@@ -12,7 +12,7 @@ from bundler.cli.edge import BUNDLE, JSON, RECIPE, error_boundary, to_dicts
 PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Find every fault of a bundle")
 @click.argument("bundle", metavar="FOLDER|ORG/NAME[@REVISION]")
 @click.option("--full", is_flag=True, help="Of a bundle on the Hub, download and verify every byte.")
 @click.option("--key", type=PEM, help="A public key (PEM) that must have signed it.")
@@ -59,7 +59,7 @@ def verify(bundle: str, full: bool, key: Path | None, identity: str | None, issu
             printing.print_result(f"{bundle} is what its manifest says" + (f" at {commit}" if commit else ""))
 
 
-@click.command()
+@click.command(short_help="Sign weights, configs and recipe")
 @BUNDLE
 @click.option("--key", type=PEM, help="A private elliptic-curve key (PEM); keyless without it.")
 def sign(bundle: Path, key: Path | None) -> None:
@@ -74,7 +74,7 @@ def sign(bundle: Path, key: Path | None) -> None:
         printing.print_result(f"{bundle / NAME} is written", f"check it:  bundle verify {bundle} {whose}")
 
 
-@click.command()
+@click.command(short_help="Print the bill of materials")
 @BUNDLE
 @click.option(
     "--repo", "repo_id", metavar="ORG/NAME", help="What the bundle is called in it; its own name by default."
@@ -88,7 +88,7 @@ def bom(bundle: Path, repo_id: str | None) -> None:
         click.echo(render_bom(load(bundle), repo_id=repo_id), nl=False)
 
 
-@click.command()
+@click.command(short_help="Publish a bundle as one commit, and check it")
 @BUNDLE
 @click.option("--repo", "repo_id", metavar="ORG/NAME", help="The Hub repo; the recipe's publish.repo_id by default.")
 @click.option("--tag", help="Tag the commit; the recipe's publish.tag by default.")
@@ -153,7 +153,7 @@ def push(
             printing.print_outcome(outcome)
 
 
-@click.command()
+@click.command(short_help="Whether the sources have moved on")
 @RECIPE
 @click.option("--bundle", metavar="FOLDER|ORG/NAME", help="The bundle; dist/NAME or publish.repo_id by default.")
 @JSON
