@@ -96,6 +96,8 @@ def run(
     this with the same arguments; ranks other than 0 get None. SourceError for an unusable checkpoint or calibration
     set, QuantizationError for layers that cannot be quantized or a memory limit that is too low.
     """
+    import torch
+
     from bundler.quantize.samples import load_samples
     from bundler.quantize.stream import load_processor
 
@@ -122,6 +124,7 @@ def run(
         mode=MODES[recipe.quantization.compute],
         place=(where, dtype),
         room=room,
+        beside=torch.cuda.Stream(where) if where.type == "cuda" else None,  # type: ignore[no-untyped-call]
         peak_flops=peak_flops,
         tell=tell,
     )
@@ -162,7 +165,7 @@ def run(
             "mode": recipe.quantization.compute,
             "device": where.type,
             "dtype": str(dtype).removeprefix("torch."),
-            "attention": bake.mode.ATTENTION,
+            "attention": bake.mode.choose_attention(where),
             "batch_tokens": bake.mode.batch_tokens(where),
             "ranks": parallel.size(),
         },

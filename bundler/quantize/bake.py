@@ -69,6 +69,8 @@ class Bake:
     place: tuple[Any, Any]
     """(device, dtype) that layers compute with."""
     room: Room
+    beside: Any
+    """On a GPU, the stream that layers come and go on while others are computed; else None."""
     peak_flops: float
     tell: Callable[[Progress], None]
 
@@ -83,6 +85,8 @@ class Layer:
     """The Linears that are quantized, by full name."""
     weights: Mapping[str, Tensor]
     """Theirs, as the source has them."""
+    on_grid: tuple[int, int]
+    """Blocks of those weights that lie on a q4_0 grid, and blocks looked at."""
 
     @property
     def unit(self) -> str:
@@ -95,8 +99,10 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
 
     Returns how faithful the result is and the share of the source's blocks on a q4_0 grid; None on ranks other than 0.
     """
+    import torch
+
     device = bake.place[0]
-    model = stream.load_model(bake.body.folder, bake.mode.ATTENTION)
+    model = stream.load_model(bake.body.folder, bake.mode.choose_attention(device))
     with ExitStack() as around:
         around.enter_context(stream.quiet_libraries())
         reading, writing, copying = (around.enter_context(ThreadPoolExecutor(1)) for _ in range(3))
@@ -128,6 +134,8 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
                     packed = _pack(bake, layer, scales)
                     if written is not None:
                         written.result()
+                    if bake.beside is not None:
+                        bake.beside.wait_stream(torch.cuda.current_stream(device))
                     written = writing.submit(_write, bake, layer.unit, packed)
                     if parallel.size() > 1:
                         written.result()
@@ -136,9 +144,7 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
                 if parallel.rank() == 0:
                     if packed is None or parallel.size() > 1:
                         packed = _read(bake, layer)
-                    for weight in layer.weights.values():
-                        found, looked = count_on_grid(weight)
-                        grid = [grid[0] + found, grid[1] + looked]
+                    grid = [grid[0] + layer.on_grid[0], grid[1] + layer.on_grid[1]]
                     fidelity.advance(heldout, index, layer.module, layer.linears, packed, bake.place)
             give_back()
             counter.layer_done(index)
@@ -207,20 +213,23 @@ def _load(bake: Bake, modules: list[Any], index: int) -> Layer:
     import torch
 
     module, modules[index] = modules[index], None
-    device = bake.place[0]
+    prefix = f"{LAYERS}.{index}."
     with torch.no_grad():
         bake.mode.prepare(module)
-        if device.type == "cuda":
-            for tensor in (*module.parameters(), *module.buffers()):
-                tensor.data = tensor.data.to(device)
-    prefix = f"{LAYERS}.{index}."
-    linears = {
-        name: module.get_submodule(name.removeprefix(prefix))
-        for name in bake.layout.quantized
-        if name.startswith(prefix)
-    }
+        linears = {
+            name: module.get_submodule(name.removeprefix(prefix))
+            for name in bake.layout.quantized
+            if name.startswith(prefix)
+        }
+        with torch.cuda.stream(bake.beside):
+            if bake.beside is not None:
+                for tensor in (*module.parameters(), *module.buffers()):
+                    tensor.data = tensor.data.to(bake.place[0])
+                    tensor.data.record_stream(torch.cuda.default_stream(bake.place[0]))
+            counts = [count_on_grid(linear.weight) for linear in linears.values()]
     weights = {name: linear.weight.data for name, linear in linears.items()}
-    return Layer(index=index, module=module, linears=linears, weights=weights)
+    on_grid = sum(found for found, _ in counts), sum(looked for _, looked in counts)
+    return Layer(index=index, module=module, linears=linears, weights=weights, on_grid=on_grid)
 
 
 def _pack(bake: Bake, layer: Layer, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -240,6 +249,8 @@ def _write(bake: Bake, unit: str, packed: Mapping[str, Tensor]) -> None:
     import torch
 
     addresses = bake.units[unit]
+    if bake.beside is not None:
+        torch.cuda.set_stream(bake.beside)
     for name, tensor in packed.items():
         data: Any = tensor.cpu().contiguous().view(torch.uint8).numpy()
         writer.write_tensor(bake.bundle, addresses[name], memoryview(data).cast("B"))

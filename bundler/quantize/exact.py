@@ -17,9 +17,13 @@ from bundler.recipe import Quantization
 if TYPE_CHECKING:
     from torch import Tensor
 
-ATTENTION = "eager"
 _ROWS = 1024
 """Rows packed at a time: compressed-tensors' packing needs about 20 times a weight's memory."""
+
+
+def choose_attention(device: Any) -> str:
+    """Eager, which is what llm-compressor sets."""
+    return "eager"
 
 
 def batch_tokens(device: Any) -> int:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bundler.quantize import parallel
+from bundler.quantize.attention import choose_attention as choose_attention
+from bundler.quantize.attention import quick_rotation
 from bundler.quantize.pack import fault_of_range, global_scale_of
 from bundler.recipe import Quantization
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ATTENTION = "sdpa"
 
 
 def batch_tokens(device: Any) -> int:
@@ -30,7 +30,7 @@ def forward_conditions(model: Any) -> Iterator[None]:
     """No gradients; the cache is switched off at every call."""
     import torch
 
-    with torch.no_grad():
+    with torch.no_grad(), quick_rotation(model):
         yield
 
 

@@ -50,9 +50,9 @@ def _dequantize_rows(packed: Tensor, step: Tensor) -> Tensor:
         out = torch.empty(packed.shape[0], 2 * packed.shape[1])
         kernels.dequantize(packed.numpy(), step.numpy(), out.numpy())
         return out
-    values = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=packed.device)
-    nibbles = torch.stack([packed & 15, packed >> 4], dim=-1)
-    value = values[nibbles.view(-1, step.shape[1], GROUP_SIZE).int()]
+    values = [*_E2M1, *(-value for value in _E2M1)]
+    pairs = torch.tensor([[low, high] for high in values for low in values], device=packed.device)
+    value = pairs[packed.int()].view(-1, step.shape[1], GROUP_SIZE)
     return (value * step[..., None]).flatten(1)
 
 
