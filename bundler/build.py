@@ -86,7 +86,7 @@ def build(
     plan = resolve(recipe, dist, refusing=True)
     watch.plan(plan)
     refuse(plan)
-    with parallel.group(means.device):
+    with parallel.group(quantize.open_device(means.device)):
         if parallel.rank() > 0:
             _help(recipe, plan, stage, means)
             return None

@@ -71,11 +71,15 @@ def open_device(name: str) -> Any:
             f"--device {name}: a body is calibrated on one device, cpu, cuda or cuda:N",
             hint="over several GPUs without peer-to-peer access Gemma 4's activations are corrupted silently",
         )
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise RecipeError(f"--device {name}: there are {torch.cuda.device_count()} GPUs here", hint="use --device cpu")
-    if kind == "cuda" and not number:
-        return torch.device("cuda", parallel.rank() % torch.cuda.device_count())
-    return torch.device(name)
+    if kind == "cpu":
+        return torch.device(name)
+    if number and parallel.size() > 1:
+        raise RecipeError(f"--device {name}: each rank takes a GPU of its own", hint="use --device cuda")
+    index = int(number) if number else parallel.local_rank()
+    if index >= torch.cuda.device_count():
+        hint = "start fewer ranks" if parallel.size() > 1 else "use --device cpu"
+        raise RecipeError(f"--device {name}: there are {torch.cuda.device_count()} GPUs here", hint=hint)
+    return torch.device("cuda", index)
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 PARTS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
 _ROWS = 4096
 """Rows dequantized at a time, so that temporaries stay small."""
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of codes 0 to 7; the code's fourth bit is the sign."""
 
 
 def load_tensors(bundle: Path, addresses: Mapping[str, Address], name: str) -> dict[str, Tensor]:
@@ -50,9 +52,7 @@ def _dequantize_rows(packed: Tensor, step: Tensor) -> Tensor:
         out = torch.empty(packed.shape[0], 2 * packed.shape[1])
         kernels.dequantize(packed.numpy(), step.numpy(), out.numpy())
         return out
-    values = [*_E2M1, *(-value for value in _E2M1)]
-    pairs = torch.tensor([[low, high] for high in values for low in values], device=packed.device)
-    value = pairs[packed.int()].view(-1, step.shape[1], GROUP_SIZE)
+    value = _pairs(packed.device)[packed.int()].view(-1, step.shape[1], GROUP_SIZE)
     return (value * step[..., None]).flatten(1)
 
 
@@ -68,19 +68,25 @@ def round_input(value: Tensor, global_scale: Tensor) -> Tensor:
     scale = (global_scale * (amax / 6)).clamp(max=448).to(torch.float8_e4m3fn).float()
     step = torch.where(scale == 0, 0.125, scale) / global_scale
     ratio = groups.float() / step
-    levels = torch.tensor(_E2M1, device=value.device)
-    rounded = levels[round_magnitude(ratio.abs()).int()].copysign(ratio)
-    return (rounded * step).to(value.dtype).flatten(-2)
+    rounded = round_magnitude(ratio.abs()).copysign_(ratio).mul_(step)
+    return rounded.to(value.dtype).flatten(-2)
 
 
 def round_magnitude(ratio: Tensor) -> Tensor:
-    """The index of the nearest e2m1 magnitude, uint8, ties to the even one (0, 1, 2, 4)."""
+    """The nearest e2m1 magnitude, float32, of magnitudes in float32; ties go to the even mantissa (0, 1, 2, 4)."""
     import torch
 
-    index = (ratio > 0.25).to(torch.uint8)
-    for bound, upward in ((0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False)):
-        index += ratio >= bound if upward else ratio > bound
-    return index
+    step = torch.where(ratio < 2, 0.5, torch.where(ratio < 4, 1.0, 2.0))
+    return (ratio / step).round_().mul_(step).clamp_(max=6)
+
+
+@cache
+def _pairs(device: Any) -> Tensor:
+    """The two values, float32 [256, 2], that each byte of packed weights stands for."""
+    import torch
+
+    values = [*E2M1, *(-value for value in E2M1)]
+    return torch.tensor([[low, high] for high in values for low in values], device=device)
 
 
 def _load(bundle: Path, address: Address, dtype: Any) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bundler.errors import QuantizationError
 from bundler.gemma4 import GROUP_SIZE, fused_groups
-from bundler.quantize.nvfp4 import round_magnitude
+from bundler.quantize.nvfp4 import E2M1, round_magnitude
 from bundler.scales import RANGE
 
 if TYPE_CHECKING:
@@ -145,5 +145,7 @@ def _pack_rows(weight: Tensor, amax: Tensor, global_scale: float) -> tuple[Tenso
     step = codes.view(torch.float8_e4m3fn).float() / whole
     ratio = weight.float().abs().view(*step.shape, GROUP_SIZE) / step[..., None]
     negative = (weight.view(torch.int16).view_as(ratio) < 0) & (ratio > 0)
-    nibble = (round_magnitude(ratio) | (negative.to(torch.uint8) << 3)).view(weight.shape)
+    levels = torch.tensor(E2M1, device=weight.device)
+    magnitude = torch.bucketize(round_magnitude(ratio), levels, out_int32=True).to(torch.uint8)
+    nibble = (magnitude | (negative.to(torch.uint8) << 3)).view(weight.shape)
     return nibble[:, ::2] | (nibble[:, 1::2] << 4), codes

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bundler.errors import QuantizationError
 
@@ -33,15 +33,25 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def local_rank() -> int:
+    """Which of the processes on this machine it is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 @contextmanager
-def group(device: str) -> Iterator[None]:
+def group(device: Any) -> Iterator[None]:
     """The process group around a bake: gloo on CPUs, nccl on GPUs. QuantizationError if another rank is lost."""
     if size() == 1:
         yield
         return
+    import torch
     import torch.distributed as dist
 
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=_PATIENCE)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=_PATIENCE, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=_PATIENCE)
     try:
         yield
     except RuntimeError as exc:  # what the backends raise when a peer is gone

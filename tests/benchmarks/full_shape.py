@@ -1,6 +1,7 @@
 """Bake a body of a published shape with random weights, and say where the time went.
 
-    python tests/benchmarks/full_shape.py gemma-4-31B-it-qat-q4_0-unquantized FOLDER --device cuda
+    python tests/benchmarks/full_shape.py google/gemma-4-31B-it-qat-q4_0-unquantized FOLDER --device cuda
+    torchrun --nproc-per-node 2 tests/benchmarks/full_shape.py ...
 
 FOLDER should be on memory-backed storage: the source's weights are written there first, at their real size and under
 their real names. Calibration is 256 x 2048 tokens through a real processor unless told otherwise.
@@ -29,7 +30,7 @@ from published import config_of, shapes_of  # noqa: E402
 from bundler import checkpoint, gemma4, quantize  # noqa: E402
 from bundler.checkpoint import Shape  # noqa: E402
 from bundler.layout import make_layout  # noqa: E402
-from bundler.quantize import bake, fast, memory, stream, writer  # noqa: E402
+from bundler.quantize import bake, fast, memory, parallel, stream, writer  # noqa: E402
 from bundler.quantize.journal import open_journal  # noqa: E402
 from bundler.recipe import parse  # noqa: E402
 from bundler.source import Source  # noqa: E402
@@ -42,7 +43,7 @@ compute = "{compute}"
 [body]
 model = "./body"
 [calibration]
-dataset = "./calibration.jsonl"
+dataset = "./{conversations}"
 num_samples = {samples}
 max_seq_length = {tokens}
 [fidelity]
@@ -182,17 +183,28 @@ def main() -> None:
     parser.add_argument("--heldout-tokens", type=int, default=512)
     parser.add_argument("--memory-limit")
     arguments = parser.parse_args()
+    device = quantize.open_device(arguments.device)
+    with parallel.group(device):
+        measure(arguments, device)
+
+
+def measure(arguments: argparse.Namespace, device: Any) -> None:
+    """Make the source, bake it, and print."""
     import torch
 
     began = time.perf_counter()
+    if parallel.rank() > 0:
+        parallel.barrier()
     source = make_source(arguments.repo, arguments.folder / "body", arguments.layers, arguments.device)
-    print(f"source: {time.perf_counter() - began:.1f} s to write", flush=True)
-    write_conversations(
-        arguments.folder / "calibration.jsonl", arguments.samples + arguments.heldout, arguments.tokens
-    )
+    if parallel.rank() == 0:
+        parallel.barrier()
+        print(f"source: {time.perf_counter() - began:.1f} s to write", flush=True)
+    conversations = f"calibration-{parallel.rank()}.jsonl"
+    write_conversations(arguments.folder / conversations, arguments.samples + arguments.heldout, arguments.tokens)
     recipe = parse(
         RECIPE.format(
             compute=arguments.compute,
+            conversations=conversations,
             samples=arguments.samples,
             tokens=arguments.tokens,
             heldout=arguments.heldout,
@@ -213,7 +225,6 @@ def main() -> None:
     watch.time(bake, "_write", "writing and hashing (beside the forward)")
     watch.time(bake.fidelity, "advance", "held-out samples (of the forward)", wait=True)
     watch.time(stream, "start", "before the first layer", wait=True)
-    device = torch.device(arguments.device)
     rate = fast.choose_dtype(device)[1]
     with peak_memory() as peak:
         began = time.perf_counter()
@@ -228,7 +239,8 @@ def main() -> None:
             memory_limit_bytes=memory.parse_bytes(arguments.memory_limit) if arguments.memory_limit else None,
         )
         total = time.perf_counter() - began
-    assert entry is not None
+    if entry is None:
+        return
     tokens = entry.calibration.num_tokens
     floor = 2 * layout.quantized_parameters * tokens / rate
     print(f"{arguments.repo}, {tokens} tokens, {arguments.device}, {entry.compute}")
