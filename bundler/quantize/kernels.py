@@ -109,3 +109,20 @@ def dequantize(packed, step, out):
                     code = (byte >> nb.uint8(4 * half)) & nb.uint8(15)
                     value = _VALUES[code & 7] * step[row, group]
                     out[row, group * 16 + 2 * pair + half] = -value if code & 8 else value
+
+
+@nb.njit(parallel=True, cache=True)
+def dequantize_bf16(packed, step, out):
+    """The same, rounded to bf16: out [rows, columns] uint16 has its bits."""
+    rows, groups = step.shape
+    for row in nb.prange(rows):
+        bits = np.empty(16, np.uint16)
+        for group in range(groups):
+            for code in range(8):
+                magnitude = _as_uint32(_to_bf16(_VALUES[code] * step[row, group])) >> nb.uint32(16)
+                bits[code] = magnitude
+                bits[code + 8] = magnitude | nb.uint32(0x8000)
+            for pair in range(8):
+                byte = packed[row, group * 8 + pair]
+                out[row, group * 16 + 2 * pair] = bits[byte & nb.uint8(15)]
+                out[row, group * 16 + 2 * pair + 1] = bits[byte >> nb.uint8(4)]

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
-_ROWS = 4096
-"""Rows dequantized at a time, so that temporaries stay small."""
+_GPU_ROWS = 4096
+"""Rows dequantized at a time on a GPU, so that temporaries stay small."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of codes 0 to 7; the code's fourth bit is the sign."""
 
@@ -30,30 +30,25 @@ def load_tensors(bundle: Path, addresses: Mapping[str, Address], name: str) -> d
 
 
 def dequantize(tensors: Mapping[str, Tensor], name: str, dtype: Any) -> Tensor:
-    """A module's weight [rows, columns] from its packed tensors."""
+    """A module's weight [rows, columns], in float32 or bf16, from its packed tensors."""
     import torch
 
     packed = tensors[f"{name}.weight_packed"]
     step = tensors[f"{name}.weight_scale"].float() / tensors[f"{name}.weight_global_scale"]
     weight = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=dtype, device=packed.device)
-    for row in range(0, len(weight), _ROWS):
-        part = slice(row, row + _ROWS)
-        weight[part] = _dequantize_rows(packed[part], step[part])
+    if packed.is_cuda:
+        for row in range(0, len(weight), _GPU_ROWS):
+            part = slice(row, row + _GPU_ROWS)
+            pairs = _pairs(packed.device)[packed[part].int()]
+            weight[part] = (pairs.view(-1, step.shape[1], GROUP_SIZE) * step[part, :, None]).flatten(1)
+        return weight
+    from bundler.quantize import kernels
+
+    if dtype == torch.bfloat16:
+        kernels.dequantize_bf16(packed.numpy(), step.numpy(), weight.view(torch.uint16).numpy())
+    else:
+        kernels.dequantize(packed.numpy(), step.numpy(), weight.numpy())
     return weight
-
-
-def _dequantize_rows(packed: Tensor, step: Tensor) -> Tensor:
-    """float32 [rows, columns] from e2m1 pairs [rows, columns/2] and the step of each group [rows, columns/16]."""
-    import torch
-
-    if not packed.is_cuda:
-        from bundler.quantize import kernels
-
-        out = torch.empty(packed.shape[0], 2 * packed.shape[1])
-        kernels.dequantize(packed.numpy(), step.numpy(), out.numpy())
-        return out
-    value = _pairs(packed.device)[packed.int()].view(-1, step.shape[1], GROUP_SIZE)
-    return (value * step[..., None]).flatten(1)
 
 
 def round_input(value: Tensor, global_scale: Tensor) -> Tensor:
