@@ -38,7 +38,7 @@ _CAPTURED = 512
 """Tokens over which a module's own error is measured."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Twins:
     """The held-out samples on both their ways, and every quantized module's signal and noise power so far."""
 
@@ -48,6 +48,17 @@ class Twins:
     """Token ids [tokens] a sample; -1 for what is no text."""
     measured: dict[str, Tensor] = field(default_factory=dict)
     """Of each quantized module: its output's power, that of its error, its inputs' range over the calibrated one."""
+    space: Tensor | None = None
+    """Where a layer's dequantized weights lie: fresh memory for each layer would cost more than filling it."""
+
+    def reserve(self, count: int, place: Place) -> Tensor:
+        """Room for `count` weights, the same for every layer while it is enough."""
+        import torch
+
+        if self.space is None or len(self.space) < count:
+            self.space = None
+            self.space = torch.empty(count, device=place[0], dtype=place[1])
+        return self.space[:count]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,14 +88,18 @@ def advance(
     `modules` are its quantized Linears by full name, holding the source's weights; `packed` has their tensors as they
     are in the bundle, by name.part. Afterwards the Linears hold the bundle's weights.
     """
+    import torch
+
     device, dtype = place
     packed = {name: tensor.to(device) for name, tensor in packed.items()}
     with ExitStack() as hooks:
         seen = {name: hooks.enter_context(_captured(module)) for name, module in modules.items()}
         stream.advance(twins.source, index, layer, place, _nobody)
     with ExitStack() as hooks:
-        for name, module in modules.items():
-            module.weight.data = dequantize(packed, name, dtype)
+        sizes = [module.weight.numel() for module in modules.values()]
+        spaces = torch.split(twins.reserve(sum(sizes), place), sizes)
+        for (name, module), space in zip(modules.items(), spaces, strict=True):
+            module.weight.data = dequantize(packed, name, dtype, space)
             global_scale = packed[f"{name}.input_global_scale"]
             if seen[name].first:
                 twins.measured[name] = _measure(module, seen.pop(name), global_scale)

@@ -59,12 +59,28 @@ def group_amax(bits, amax):
     """
     rows, groups = amax.shape
     for row in nb.prange(rows):
+        largest = np.empty(16, np.int16)
         for group in range(groups):
-            largest = nb.int16(0)
             for column in range(16):
-                magnitude = bits[row, group * 16 + column] & nb.int16(0x7FFF)
-                largest = max(largest, magnitude)
-            amax[row, group] = largest
+                largest[column] = bits[row, group * 16 + column] & nb.int16(0x7FFF)
+            for width in (8, 4, 2, 1):
+                for column in range(width):
+                    largest[column] = max(largest[column], largest[column + width])
+            amax[row, group] = largest[0]
+
+
+@nb.njit(inline="always")
+def _to_e2m1(bits, step):
+    ratio = _as_float32(bits & nb.uint32(0x7FFFFFFF)) / step
+    code = nb.uint32(ratio > _F32(0.25))
+    code += nb.uint32(ratio >= _F32(0.75))
+    code += nb.uint32(ratio > _F32(1.25))
+    code += nb.uint32(ratio >= _F32(1.75))
+    code += nb.uint32(ratio > _F32(2.5))
+    code += nb.uint32(ratio >= _F32(3.5))
+    code += nb.uint32(ratio > _F32(5.0))
+    sign = (bits >> nb.uint32(28)) & nb.uint32(8)
+    return code | sign * nb.uint32(ratio > _F32(0.0))
 
 
 @nb.njit(parallel=True, cache=True)
@@ -72,29 +88,22 @@ def pack(bits, amax, global_scale, scale, packed):
     """Group scales (fp8_e4m3 codes) and packed e2m1 pairs of bf16 bits, given each group's amax and the global one."""
     rows, groups = amax.shape
     for row in nb.prange(rows):
+        steps = np.empty(groups, np.float32)
         for group in range(groups):
             largest = _as_float32(nb.uint32(nb.uint16(amax[row, group])) << nb.uint32(16))
             code = _to_fp8(global_scale * _to_bf16(largest / _F32(6.0)))
             if code == 0:
                 code = nb.uint8(0x20)  # 0.125, what compressed-tensors puts in place of a zero scale
             scale[row, group] = code
-            step = _from_fp8(code) / global_scale
+            steps[group] = _from_fp8(code) / global_scale
+        for group in range(groups):
             for pair in range(8):
-                byte = nb.uint8(0)
-                for half in range(2):
-                    value = nb.uint32(nb.uint16(bits[row, group * 16 + 2 * pair + half])) << nb.uint32(16)
-                    ratio = _as_float32(value & nb.uint32(0x7FFFFFFF)) / step
-                    index = nb.uint8(0)
-                    index += ratio > _F32(0.25)
-                    index += ratio >= _F32(0.75)
-                    index += ratio > _F32(1.25)
-                    index += ratio >= _F32(1.75)
-                    index += ratio > _F32(2.5)
-                    index += ratio >= _F32(3.5)
-                    index += ratio > _F32(5.0)
-                    sign = nb.uint8((value >> nb.uint32(28)) & nb.uint32(8)) * nb.uint8(ratio > _F32(0.0))
-                    byte |= (index | sign) << nb.uint8(4 * half)
-                packed[row, group * 8 + pair] = byte
+                column = group * 16 + 2 * pair
+                low = nb.uint32(nb.uint16(bits[row, column])) << nb.uint32(16)
+                high = nb.uint32(nb.uint16(bits[row, column + 1])) << nb.uint32(16)
+                packed[row, group * 8 + pair] = _to_e2m1(low, steps[group]) | (
+                    _to_e2m1(high, steps[group]) << nb.uint32(4)
+                )
 
 
 @nb.njit(parallel=True, cache=True)

@@ -29,13 +29,14 @@ def load_tensors(bundle: Path, addresses: Mapping[str, Address], name: str) -> d
     return {key: _load(bundle, addresses[key], dtype) for key, dtype in zip(keys, dtypes, strict=True)}
 
 
-def dequantize(tensors: Mapping[str, Tensor], name: str, dtype: Any) -> Tensor:
-    """A module's weight [rows, columns], in float32 or bf16, from its packed tensors."""
+def dequantize(tensors: Mapping[str, Tensor], name: str, dtype: Any, out: Tensor | None = None) -> Tensor:
+    """A module's weight [rows, columns], in float32 or bf16, from its packed tensors; in `out` if that is given."""
     import torch
 
     packed = tensors[f"{name}.weight_packed"]
     step = tensors[f"{name}.weight_scale"].float() / tensors[f"{name}.weight_global_scale"]
-    weight = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=dtype, device=packed.device)
+    shape = (packed.shape[0], 2 * packed.shape[1])
+    weight = torch.empty(shape, dtype=dtype, device=packed.device) if out is None else out.view(shape)
     if packed.is_cuda:
         for row in range(0, len(weight), _GPU_ROWS):
             part = slice(row, row + _GPU_ROWS)

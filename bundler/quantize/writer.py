@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bundler.checkpoint import Shard, Tensor
 from bundler.errors import QuantizationError
 
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 20
 
 
 def allocate(folder: Path, shards: Iterable[Shard]) -> None:
@@ -40,16 +40,12 @@ def write_tensor(folder: Path, tensor: Tensor, data: memoryview) -> None:
 
 def copy_tensor(source: Path, start: int, folder: Path, tensor: Tensor) -> None:
     """Copy a tensor byte for byte from `start` in a source shard to its address."""
-    with source.open("rb") as origin, (folder / tensor.file).open("r+b") as file:
-        origin.seek(start)
+    nbytes = tensor.end - tensor.start
+    with (folder / tensor.file).open("r+b") as file:
         file.seek(tensor.start)
-        left = tensor.end - tensor.start
-        while left:
-            chunk = origin.read(min(left, _CHUNK_BYTES))
-            if not chunk:
-                raise QuantizationError(f"{source} ended early while a tensor was copied")
-            file.write(chunk)
-            left -= len(chunk)
+        copied = sum(file.write(chunk) for chunk in _read(source, start, nbytes))
+    if copied != nbytes:
+        raise QuantizationError(f"{source} ended early while a tensor was copied")
 
 
 def sync(folder: Path, files: Iterable[str]) -> None:
@@ -64,10 +60,16 @@ def hash_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        with (folder / tensor.file).open("rb") as file:
-            file.seek(tensor.start)
-            left = tensor.end - tensor.start
-            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
-                digest.update(chunk)
-                left -= len(chunk)
+        for chunk in _read(folder / tensor.file, tensor.start, tensor.end - tensor.start):
+            digest.update(chunk)
     return digest.hexdigest()
+
+
+def _read(path: Path, start: int, nbytes: int) -> Iterator[memoryview]:
+    """Part of a file, through one buffer that stays in the processor's cache."""
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while nbytes and (count := file.readinto(buffer[:nbytes])):
+            yield buffer[:count]
+            nbytes -= count
