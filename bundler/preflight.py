@@ -14,7 +14,8 @@ from bundler.errors import BundlerError, PublishError, VerificationError
 from bundler.findings import Finding, Severity, error, errors, warning
 from bundler.front_matter import check_front_matter
 from bundler.hub import SAMPLE_BYTES, Account, Client, PullRequest, RemoteRepo
-from bundler.manifest import FileEntry, check_name
+from bundler.manifest import FileEntry
+from bundler.names import check_name
 from bundler.recipe import load_bundled
 from bundler.secrets import check_secrets
 from bundler.shipment import Order, PushPlan, Shipment, make_plan, make_shipment

@@ -12,6 +12,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from bundler.findings import Finding, error
+from bundler.names import check_name
 
 Check = Callable[[str, Any], Finding | None]
 """(key path, well-typed value) → what is wrong with it."""
@@ -19,7 +20,6 @@ Check = Callable[[str, Any], Finding | None]
 DATASET_SUFFIXES = (".jsonl", ".parquet")
 _SEGMENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _MAX_ID_LENGTH = 96  # this and the segment: huggingface_hub's validate_repo_id
-_DRAFT_METHOD_WORDS = ("eagle-", "eagle3", "dflash", "dspark")
 _WEIGHT_OBSERVERS = (
     *("memoryless_minmax", "memoryless_mse", "imatrix_mse"),
     *("nvfp4_expanded_mse", "nvfp4_expanded_imatrix"),
@@ -151,11 +151,7 @@ def _name(where: str, value: str) -> Finding | None:
 
 
 def _draft_method(where: str, value: str) -> Finding | None:
-    for word in _DRAFT_METHOD_WORDS:
-        if word in value.lower():
-            message = f"contains {word!r}: vLLM reads the draft method from such a path and overrides mtp"
-            return error("forbidden-name", where, message, "choose another name", "vLLM, SpeculativeConfig")
-    return None
+    return next(iter(check_name(value, where)), None)
 
 
 def _hub_id(where: str, value: str) -> Finding | None:

@@ -22,8 +22,9 @@ from bundler import hub
 from bundler.errors import SourceError, VerificationError
 from bundler.findings import Finding, Severity, error, warning
 from bundler.hub import Client, Progress, RemoteFile
-from bundler.manifest import NAME, check_name, check_path
+from bundler.manifest import NAME
 from bundler.manifest import load as load_manifest
+from bundler.names import check_name, check_path
 from bundler.verify import verify
 
 _LARGE_BYTES = 100_000_000

@@ -22,7 +22,8 @@ from bundler.gemma4 import find_kind, to_published_schema
 from bundler.hostile import check_hostile
 from bundler.inventory import body_shapes
 from bundler.layout import Layout, make_layout
-from bundler.manifest import NAME, Known, Manifest, check_name, check_path, compare, list_files, load
+from bundler.manifest import NAME, Known, Manifest, compare, list_files, load
+from bundler.names import check_name, check_path
 from bundler.recipe import load_bundled
 from bundler.scales import check_scales
 from bundler.weights import check_inventory, check_shards

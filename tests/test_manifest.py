@@ -29,8 +29,6 @@ from bundler.manifest import (
     QuantizationEntry,
     SourceEntry,
     SourceFileEntry,
-    check_name,
-    check_path,
     compare,
     hash_file,
     list_files,
@@ -40,6 +38,7 @@ from bundler.manifest import (
     role_of,
     write,
 )
+from bundler.names import check_name, check_path
 
 ZERO = "0" * 64
 words = st.text(max_size=12).filter(lambda text: not check_name(text, ""))

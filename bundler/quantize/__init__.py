@@ -1,9 +1,9 @@
 """The deep room. Its door: `check` before the long work, `run` for it, `check_fidelity` after it.
 
 Behind the door: `bake` (the order of the work), `samples` (calibration and held-out data), `stream` (the forward, a
-layer at a time), `exact` and `fast` (two ways to calibrate a layer), `pack` (weights to 4 bit), `fidelity` (how close
-the result is), `memory` (where activations live), `parallel` (several processes), `writer` (bytes to their place),
-`journal` (what survives a kill).
+layer at a time), `exact` and `fast` (two ways to calibrate a layer), `attention` (what `fast` does between matrix
+products), `pack` (weights to 4 bit), `fidelity` (how close the result is), `memory` (where activations live),
+`parallel` (several processes), `writer` (bytes to their place), `journal` (what survives a kill).
 """
 
 from __future__ import annotations
