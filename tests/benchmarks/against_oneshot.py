@@ -1,6 +1,6 @@
 """Side by side with llm-compressor's own way: load the whole model, `oneshot` with its defaults, save it packed.
 
-    python tests/benchmarks/against_oneshot.py FOLDER [--layers 8] [--samples 4] [--tokens 256]
+    python tests/benchmarks/against_oneshot.py FOLDER [--layers 16] [--samples 4] [--tokens 256]
 
 A body of the 31B's real width with random weights, the same calibration samples for both, each in a process of its
 own. Seconds are of the whole process but imports; memory is anonymous, the most that either process had.
@@ -33,7 +33,7 @@ def main() -> None:
     """Command line; with --side, one of the two."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--side", choices=("oneshot", "bundler"))
