@@ -59,12 +59,27 @@ def load_body(folder: Path, recipe: Recipe) -> tuple[Source, Layout]:
     return body, make_layout({name: tensor.shape for name, tensor in body.tensors.items()}, body.config, ignore)
 
 
-def bake(recipe: Recipe, folder: Path, out: Path, tell: Callable[[quantize.Progress], None] = lambda _: None) -> None:
+def bake(
+    recipe: Recipe,
+    folder: Path,
+    out: Path,
+    tell: Callable[[quantize.Progress], None] = lambda _: None,
+    memory_limit_bytes: int | None = None,
+) -> None:
     """Quantize the body in `folder` into `out`, journalled beside it."""
     body, layout = load_body(folder, recipe)
     out.mkdir(exist_ok=True)
     journal = open_journal(out.parent / f"{out.name}.jsonl", "the same build")
-    quantize.run(recipe, body, layout, out, journal=journal, dataset_commit=None, tell=tell)
+    quantize.run(
+        recipe,
+        body,
+        layout,
+        out,
+        journal=journal,
+        dataset_commit=None,
+        tell=tell,
+        memory_limit_bytes=memory_limit_bytes,
+    )
 
 
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, checkpoint.Shape, bytes]]:
@@ -170,6 +185,26 @@ input_observer = "minmax"
     bake(recipe, body, tmp_path / "ours")
     oneshot(recipe, body, tmp_path / "theirs")
     assert set(tensor_bytes(tmp_path / "ours")) == set(tensor_bytes(tmp_path / "theirs"))
+
+
+def test_a_memory_limit_is_kept_or_refused(
+    tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too low a limit names the smallest that works, which does; what memory does not hold is mapped from a file."""
+    from bundler.quantize import memory
+
+    recipe, body = make_recipe(tmp_path / "recipe"), tiny("dense") / "body"
+    bake(recipe, body, tmp_path / "free")
+    with pytest.raises(QuantizationError, match="is too low") as refused:
+        bake(recipe, body, tmp_path / "low", memory_limit_bytes=memory.parse_bytes("512MiB"))
+    smallest = str(refused.value.hint).split()[-1]
+    bake(recipe, body, tmp_path / "smallest", memory_limit_bytes=memory.parse_bytes(smallest))
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    bake(recipe, body, tmp_path / "none-left")
+    assert {path.name for path in tmp_path.glob("*.bin")} >= {"calibration-hidden.bin", "heldout-source-hidden.bin"}
+    wanted = list(tensor_bytes(tmp_path / "free"))
+    assert list(tensor_bytes(tmp_path / "smallest")) == wanted
+    assert list(tensor_bytes(tmp_path / "none-left")) == wanted
 
 
 def test_what_is_not_quantized_is_the_sources(tiny: Callable[[str], Path], kind: str, tmp_path: Path) -> None:

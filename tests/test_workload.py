@@ -90,13 +90,16 @@ def test_activations_are_what_the_stream_holds(kind: str, tiny: Callable[[str], 
 
 
 def test_the_31b_at_its_usual_calibration() -> None:
-    """256 x 2048 tokens: 524,288 tokens, 3.07e16 operations in Linears and 10 % more beside them, under 8 GB."""
+    """256 x 2048 tokens: 524,288 tokens, 3.07e16 operations in Linears and 10 % more beside them.
+
+    Beside the activations it takes what was measured, 2.5 GB (tests/benchmarks/README.md), and not more than 3 GB.
+    """
     work = published("31B")
     assert work.tokens == 524_288
     linear = 2 * 29_286_727_680 * 524_288
     assert 1.05 * linear < work.flops < 1.15 * linear
     assert work.activation_bytes == {"hidden states": 2 * 524_288 * 5376}
-    assert 7 * GB < work.peak_bytes(8 * GB) < 8 * GB
+    assert 2.5 * GB < work.peak_bytes(8 * GB) - 2 * 524_288 * 5376 < 3 * GB
 
 
 def test_what_is_too_large_goes_to_a_file() -> None:

@@ -184,7 +184,8 @@ def run(
 
 def working_bytes(recipe: Recipe, body: Source, units: Units, *, float32: bool) -> int:
     """Anonymous memory that one layer at work takes beside the activations: its weights where they are not the mapped
-    source's, its packed form twice (one is written while the next is made), and the temporaries of a forward."""
+    source's, and dequantized; its packed form, which is written during the next forward; and the temporaries of that
+    forward, or the next packed form."""
     text = body.config["text_config"]
     source = {name: tensor.shape.nbytes for name, tensor in body.tensors.items() if layer_of(name) is not None}
     by_layer: Counter[int | None] = Counter()
@@ -198,7 +199,9 @@ def working_bytes(recipe: Recipe, body: Source, units: Units, *, float32: bool) 
     wide = max(int(text["intermediate_size"]), 2 * int(text["hidden_size"]))
     itemsize = 4 if float32 else 2
     scores = text["num_attention_heads"] * recipe.calibration.max_seq_length**2 * 6 if exact else 0
-    total: int = copied + 2 * packed + tokens * (3 * wide + 8 * text["hidden_size"]) * itemsize + scores
+    forward = tokens * (3 * wide + 8 * text["hidden_size"]) * itemsize + scores
+    dequantized = layer * itemsize // 2
+    total: int = copied + dequantized + packed + max(packed, forward)
     return total
 
 
