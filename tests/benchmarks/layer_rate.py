@@ -53,6 +53,11 @@ def make_call(model: Any, layer: Any, index: int, hidden: torch.Tensor) -> Calla
     return lambda: layer(hidden, shared_kv_states={}, **given)
 
 
+def count_pairs(tokens: int, window: int) -> int:
+    """Pairs of a token and one that it sees, itself included."""
+    return sum(min(position + 1, window) for position in range(tokens))
+
+
 def take_turns(ways: dict[str, Callable[[], None]], seconds: float, rounds: int) -> dict[str, float]:
     """Seconds of one call of each way, the first round left out."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
@@ -116,11 +121,20 @@ def main() -> None:
                 fast.observe_inputs(layer, index, linears, Quantization(), (), advance)
 
             took = take_turns({"products": products, "layer": observed}, arguments.seconds, arguments.rounds)
-        flops = 2 * rows * arguments.batches * sum(linear.weight.numel() for linear in linears.values())
-        rates = {name: flops / seconds / 1e12 for name, seconds in took.items()}
-        share = rates["layer"] / rates["products"]
+        in_linears = 2 * rows * sum(linear.weight.numel() for linear in linears.values())
+        window = config.text_config.sliding_window if types[index] == "sliding_attention" else arguments.tokens
+        in_attention = 4 * samples * layer.self_attn.q_proj.out_features * count_pairs(arguments.tokens, window)
+        plain, linear, both = (
+            arguments.batches * flops / took[way] / 1e12
+            for flops, way in (
+                (in_linears, "products"),
+                (in_linears, "layer"),
+                (in_linears + in_attention, "layer"),
+            )
+        )
         print(
-            f"{types[index]}: products {rates['products']:.3f} TFLOP/s, layer {rates['layer']:.3f}, {share:.0%}",
+            f"{types[index]}: products {plain:.3f} TFLOP/s; layer {linear:.3f} in Linears, {linear / plain:.0%}; "
+            f"{both:.3f} with attention's own products, {both / plain:.0%}",
             flush=True,
         )
 
