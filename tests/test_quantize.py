@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,27 +60,12 @@ def load_body(folder: Path, recipe: Recipe) -> tuple[Source, Layout]:
     return body, make_layout({name: tensor.shape for name, tensor in body.tensors.items()}, body.config, ignore)
 
 
-def bake(
-    recipe: Recipe,
-    folder: Path,
-    out: Path,
-    tell: Callable[[quantize.Progress], None] = lambda _: None,
-    memory_limit_bytes: int | None = None,
-) -> None:
+def bake(recipe: Recipe, folder: Path, out: Path, **options: Any) -> None:
     """Quantize the body in `folder` into `out`, journalled beside it."""
     body, layout = load_body(folder, recipe)
     out.mkdir(exist_ok=True)
     journal = open_journal(out.parent / f"{out.name}.jsonl", "the same build")
-    quantize.run(
-        recipe,
-        body,
-        layout,
-        out,
-        journal=journal,
-        dataset_commit=None,
-        tell=tell,
-        memory_limit_bytes=memory_limit_bytes,
-    )
+    quantize.run(recipe, body, layout, out, journal=journal, dataset_commit=None, **options)
 
 
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, checkpoint.Shape, bytes]]:
@@ -236,7 +222,7 @@ def test_a_stopped_bake_carries_on(tiny: Callable[[str], Path], tmp_path: Path) 
 
     out = tmp_path / "stopped"
     with pytest.raises(Stopped):
-        bake(recipe, body, out, stop)
+        bake(recipe, body, out, tell=stop)
     finished = (tmp_path / "stopped.jsonl").read_text().splitlines()
     assert [json.loads(line)["unit"] for line in finished[1:]] == ["outside the layers", "layer 0", "layer 1"]
     torn = (tmp_path / "stopped.jsonl").read_text() + '{"unit": "layer 2", "sha'

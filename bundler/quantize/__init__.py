@@ -106,7 +106,7 @@ def run(
     from bundler.quantize.stream import load_processor
 
     where = open_device(device)
-    units = _make_units(layout)
+    mode, units = MODES[recipe.quantization.compute], _make_units(layout)
     dtype, peak_flops = _choose_dtype(recipe, where, journal)
     room = make_room(
         where,
@@ -125,8 +125,9 @@ def run(
         units=units,
         journal=journal,
         done={unit for unit, sha256 in journal.done.items() if writer.hash_tensors(bundle, units[unit]) == sha256},
-        mode=MODES[recipe.quantization.compute],
+        mode=mode,
         place=(where, dtype),
+        attention=mode.choose_attention(where),
         room=room,
         beside=torch.cuda.Stream(where) if where.type == "cuda" else None,  # type: ignore[no-untyped-call]
         peak_flops=peak_flops,
@@ -169,7 +170,7 @@ def run(
             "mode": recipe.quantization.compute,
             "device": where.type,
             "dtype": str(dtype).removeprefix("torch."),
-            "attention": bake.mode.choose_attention(where),
+            "attention": bake.attention,
             "batch_tokens": bake.mode.batch_tokens(where),
             "ranks": parallel.size(),
         },

@@ -68,6 +68,8 @@ class Bake:
     mode: ModuleType
     place: tuple[Any, Any]
     """(device, dtype) that layers compute with."""
+    attention: str
+    """What transformers calls the way that attention is computed."""
     room: Room
     beside: Any
     """On a GPU, the stream that layers come and go on while others are computed; else None."""
@@ -102,7 +104,7 @@ def bake_layers(bake: Bake, samples: Samples) -> tuple[FidelityEntry, float] | N
     import torch
 
     device = bake.place[0]
-    model = stream.load_model(bake.body.folder, bake.mode.choose_attention(device))
+    model = stream.load_model(bake.body.folder, bake.attention)
     with ExitStack() as around:
         around.enter_context(stream.quiet_libraries())
         reading, writing, copying = (around.enter_context(ThreadPoolExecutor(1)) for _ in range(3))

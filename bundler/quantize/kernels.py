@@ -5,8 +5,10 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from bundler.quantize.nvfp4 import E2M1
+
 _F32 = np.float32
-_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
+_VALUES = np.array(E2M1, dtype=np.float32)
 
 
 @intrinsic

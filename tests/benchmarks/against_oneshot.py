@@ -44,7 +44,7 @@ def main() -> None:
     source = make_source(BODY, arguments.folder / "body", arguments.layers, "cpu")
     write_conversations(arguments.folder / "calibration.jsonl", arguments.samples + 1, arguments.tokens)
     sizes = {"samples": arguments.samples, "tokens": arguments.tokens, "heldout": 1, "heldout_tokens": 32}
-    recipe = parse(RECIPE.format(compute="fast", conversations="calibration.jsonl", **sizes), arguments.folder)
+    recipe = parse(RECIPE.format(compute="fast", **sizes), arguments.folder)
     out = arguments.folder / arguments.side
     out.mkdir(exist_ok=True)
     with peak_memory() as peak:

@@ -43,7 +43,7 @@ compute = "{compute}"
 [body]
 model = "./body"
 [calibration]
-dataset = "./{conversations}"
+dataset = "./calibration.jsonl"
 num_samples = {samples}
 max_seq_length = {tokens}
 [fidelity]
@@ -197,14 +197,13 @@ def measure(arguments: argparse.Namespace, device: Any) -> None:
         parallel.barrier()
     source = make_source(arguments.repo, arguments.folder / "body", arguments.layers, arguments.device)
     if parallel.rank() == 0:
+        count = arguments.samples + arguments.heldout
+        write_conversations(arguments.folder / "calibration.jsonl", count, arguments.tokens)
         parallel.barrier()
         print(f"source: {time.perf_counter() - began:.1f} s to write", flush=True)
-    conversations = f"calibration-{parallel.rank()}.jsonl"
-    write_conversations(arguments.folder / conversations, arguments.samples + arguments.heldout, arguments.tokens)
     recipe = parse(
         RECIPE.format(
             compute=arguments.compute,
-            conversations=conversations,
             samples=arguments.samples,
             tokens=arguments.tokens,
             heldout=arguments.heldout,
